@@ -1,0 +1,42 @@
+"""Packaging of dflash-trt; exact versions are pinned in constraints.txt."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "dflash_trt/__init__.py").read_text()).group(1)
+
+setup(
+    name="dflash-trt",
+    version=VERSION,
+    description="DFlash speculative decoding as TensorRT engines: convert, build, check and serve",
+    long_description=(ROOT / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10,<3.14",
+    packages=find_packages(include=["dflash_trt", "dflash_trt.*"]),
+    install_requires=[
+        "torch>=2.9",
+        "transformers>=5.0",
+        "safetensors>=0.5",
+        "gguf>=0.17",
+        "numpy>=2.0",
+        "click>=8.1",
+        "rich>=13",
+        "pydantic>=2.9",
+        "jinja2>=3.1",
+    ],
+    extras_require={
+        "test": [
+            "pytest>=8",
+            "hypothesis>=6.100",
+            "scipy>=1.13",
+            "psutil>=6",
+            "ruff",
+            "mypy",
+        ],
+    },
+    entry_points={"console_scripts": ["dflash-trt = dflash_trt.cli.main:main"]},
+)
