@@ -1,0 +1,195 @@
+"""Weights on disk: opened by reading headers only, each tensor mapped when it is asked for."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors import safe_open
+
+from dflash_trt.checkpoint.json_object import JsonObject
+from dflash_trt.errors import UserError
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+class Weights(Protocol):
+    """Named tensors of a checkpoint, under their Hugging Face names."""
+
+    def names(self) -> tuple[str, ...]:
+        """Every tensor, in the file's order."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def dtype(self, name: str) -> torch.dtype:
+        """The type that `read` returns."""
+        ...
+
+    def read(self, name: str) -> torch.Tensor:
+        """The tensor on the CPU. It may be a view of the file: do not write to it."""
+        ...
+
+    def file_of(self, name: str) -> Path: ...
+
+    def __contains__(self, name: str) -> bool: ...
+
+
+@dataclass(frozen=True)
+class _Entry:
+    file: Path
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+class SafetensorsWeights:
+    """A safetensors checkpoint: one file, or a directory with one file or an index and its shards.
+
+    In a directory, `model.safetensors.index.json` is used where there is one and decides which tensors exist;
+    else `model.safetensors`; else the only other `*.safetensors`. Opening reads headers. `read` maps: the
+    tensor shares the file's pages, copy-on-write, so a checkpoint larger than memory can be walked.
+
+    Raises:
+        UserError: no weights, a shard or tensor of the index is missing, or a file is cut short or is not
+            safetensors.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._files: dict[Path, Any] = {}
+        if self.path.is_dir() and (self.path / INDEX_FILE).is_file():
+            self._entries = _read_index(self.path / INDEX_FILE)
+        else:
+            self._entries = _read_header(_single_file(self.path))
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._entries)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._entry(name).shape
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self._entry(name).dtype
+
+    def file_of(self, name: str) -> Path:
+        return self._entry(name).file
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._entries
+
+    def read(self, name: str) -> torch.Tensor:
+        file = self.file_of(name)
+        if file not in self._files:
+            self._files[file] = safe_open(file, framework="pt", device="cpu")
+        tensor: torch.Tensor = self._files[file].get_tensor(name)
+        return tensor
+
+    def _entry(self, name: str) -> _Entry:
+        if name not in self._entries:
+            raise UserError(f"{self.path}: has no tensor {name}")
+        return self._entries[name]
+
+
+def _single_file(path: Path) -> Path:
+    if not path.exists():
+        raise UserError(f"{path}: no such file or directory")
+    if path.is_file():
+        return path
+    if (path / SINGLE_FILE).is_file():
+        return path / SINGLE_FILE
+    found = sorted(path.glob("*.safetensors"))
+    if not found:
+        raise UserError(f"{path}: holds no weights; expected {SINGLE_FILE}, or {INDEX_FILE} and its shards")
+    if len(found) > 1:
+        names = ", ".join(file.name for file in found)
+        raise UserError(
+            f"{path}: holds several weight files ({names}) and no {INDEX_FILE} to say which to use"
+        )
+    return found[0]
+
+
+def _read_index(path: Path) -> dict[str, _Entry]:
+    weight_map = JsonObject.from_file(path).object("weight_map")
+    shards: dict[str, dict[str, _Entry]] = {}
+    entries = {}
+    for name in weight_map.values:
+        shard = weight_map.text(name)
+        if Path(shard).name != shard:
+            raise weight_map.error(name, "a shard must be a file name, in the directory of the index")
+        if shard not in shards:
+            if not (path.parent / shard).is_file():
+                raise UserError(f"{path}: names the shard {shard}, which is not in {path.parent}")
+            shards[shard] = _read_header(path.parent / shard)
+        if name not in shards[shard]:
+            raise UserError(f"{path}: says that {name} is in {shard}, which does not hold it")
+        entries[name] = shards[shard][name]
+    if (path.parent / SINGLE_FILE).is_file() and SINGLE_FILE not in shards:
+        raise UserError(
+            f"{path.parent}: holds both {SINGLE_FILE} and {path.name} with other shards; remove one"
+        )
+    return entries
+
+
+def _read_header(path: Path) -> dict[str, _Entry]:
+    """Every tensor of one file, checked against the file's size."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > size - 8:
+            raise UserError(
+                f"{path}: not a safetensors file, or cut short: a header of {length} bytes in a file of {size}"
+            )
+        raw = file.read(length)
+    try:
+        header = json.loads(raw)
+        header.pop("__metadata__", None)
+        described = [
+            (name, str(entry["dtype"]), tuple(map(int, entry["shape"])), *map(int, entry["data_offsets"]))
+            for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"])
+        ]
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(f"{path}: is not a safetensors file: its header cannot be read ({error})") from None
+
+    entries = {}
+    position = 0
+    for name, dtype, shape, start, end in described:
+        if dtype not in DTYPES:
+            raise UserError(f"{path}: tensor {name} has type {dtype}; supported are {', '.join(DTYPES)}")
+        count = math.prod(shape) * DTYPES[dtype].itemsize
+        if start != position or end != start + count:
+            raise UserError(
+                f"{path}: tensor {name} claims bytes {start} to {end}, but {dtype} {list(shape)} takes {count} "
+                f"from {position} on; download it again"
+            )
+        position = end
+        entries[name] = _Entry(path, DTYPES[dtype], shape)
+    if position != size - 8 - length:
+        raise UserError(
+            f"{path}: holds {size - 8 - length} bytes of tensors where its header describes {position}; "
+            "download it again"
+        )
+    return entries

@@ -1,0 +1,55 @@
+"""What an engine directory's config.json holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dflash_trt.checkpoint.drafter import DrafterConfig
+from dflash_trt.checkpoint.target import TargetConfig
+from dflash_trt.errors import UserError
+
+Dtype = Literal["float64", "float32", "bfloat16", "float16"]
+Backend = Literal["torch"]
+
+
+@dataclass(frozen=True)
+class BuildConfig:
+    """What a user chooses when building."""
+
+    dtype: Dtype
+    """Type of weights, caches and computation."""
+    max_batch_size: int = 8
+    """Sequences decoded together: slots of the caches."""
+    max_seq_len: int = 2048
+    """Prompt and output tokens of a sequence together."""
+    max_num_tokens: int = 512
+    """Tokens of a prompt that one pass takes."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_batch_size", "max_seq_len", "max_num_tokens"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} is {getattr(self, name)}, it must be 1 or more")
+        if self.max_seq_len < 2:
+            raise UserError(f"max_seq_len is {self.max_seq_len}, it must be 2 or more: a prompt token and an output token")
+
+
+@dataclass(frozen=True)
+class Builder:
+    """What built an engine, and with what."""
+
+    backend: Backend
+    version: str
+    """Version of the library that the backend stands on."""
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """All of config.json."""
+
+    version: str
+    """Version of dflash-trt that wrote it."""
+    pretrained_config: TargetConfig
+    speculative_config: DrafterConfig
+    build_config: BuildConfig
+    builder: Builder

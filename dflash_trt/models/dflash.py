@@ -1,0 +1,103 @@
+"""The DFlash drafter: a block of tokens in one pass, conditioned on the target's hidden states.
+
+Its layers are Qwen3-style whatever the target is. Context reaches them only as keys and values: the target's tapped
+states are fused into one vector c a token, and every layer projects c with the same weights that project its own block
+(the DFlash paper's "KV injection"). So the drafter's cache is written by the target's pass, and a draft needs nothing but an
+anchor token and a length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dflash_trt.checkpoint.drafter import DrafterConfig
+from dflash_trt.models.decoder import DecoderLayer, load_layer, run_layer, write_keys_values
+from dflash_trt.models.weights import WeightLoader, load_linear
+from dflash_trt.ops.base import LayerCache, Linear, Mask, Ops, RotaryTable, Span, Tensor
+
+
+@dataclass(frozen=True)
+class DrafterWeights:
+    """A drafter's own weights. Embedding, head and token ids are None where it borrows the target's."""
+
+    fc: Linear
+    hidden_norm: Tensor
+    layers: tuple[DecoderLayer, ...]
+    norm: Tensor
+    embedding: Tensor | None
+    head: Linear | None
+    token_ids: Tensor | None
+    """[R] the target's id of each row of the drafter's own head."""
+
+
+def load(loader: WeightLoader, config: DrafterConfig) -> DrafterWeights:
+    """The drafter's weights by the names both checkpoint formats share."""
+    hidden = config.hidden_size
+    return DrafterWeights(
+        fc=load_linear(loader, "fc", hidden, len(config.target_layer_ids) * hidden),
+        hidden_norm=loader.tensor("hidden_norm.weight", (hidden,)),
+        layers=tuple(
+            load_layer(loader, f"layers.{i}", config, qk_norm=True) for i in range(config.num_hidden_layers)
+        ),
+        norm=loader.tensor("norm.weight", (hidden,)),
+        embedding=None,
+        head=None,
+        token_ids=None,
+    )
+
+
+def write_context(
+    ops: Ops,
+    config: DrafterConfig,
+    weights: DrafterWeights,
+    features: Sequence[Tensor],
+    caches: Sequence[LayerCache],
+    span: Span,
+    rotary: RotaryTable,
+) -> None:
+    """Write every layer's context keys and values for the target's tapped states, each [B, T, D], at the span's rows."""
+    context = ops.rms_norm(ops.linear(ops.concat(features), weights.fc), weights.hidden_norm, config.rms_norm_eps)
+    rows = ops.rotary_rows(rotary, span)
+    for layer, cache in zip(weights.layers, caches, strict=True):
+        write_keys_values(ops, config, layer, context, cache, span, rows)
+
+
+def draft(
+    ops: Ops,
+    config: DrafterConfig,
+    weights: DrafterWeights,
+    embedding: Tensor,
+    head: Linear,
+    block: Tensor,
+    caches: Sequence[LayerCache],
+    span: Span,
+    rotary: RotaryTable,
+) -> Tensor:
+    """Logits [B, b - 1, R] of the tokens after the anchor; row j guesses the token at `span.starts + j + 1`.
+
+    Args:
+        block: [B, b] the anchor followed by mask tokens.
+        caches: one a layer, holding context up to `span.starts`. The block's own keys and values are written past it,
+            where the target's next pass overwrites them.
+    """
+    hidden = ops.embedding(block, embedding)
+    if config.input_embedding_scale != 1.0:
+        hidden = ops.scale(hidden, config.input_embedding_scale)
+    rows = ops.rotary_rows(rotary, span)
+    masks: dict[object, Mask] = {
+        kind: ops.attention_mask(span, causal=kind.is_causal, window=kind.window) for kind in set(config.layers)
+    }
+    for kind, layer, cache in zip(config.layers, weights.layers, caches, strict=True):
+        hidden = run_layer(ops, config, layer, hidden, cache, span, rows, masks[kind])
+    hidden = ops.rms_norm(ops.rows(hidden, 1), weights.norm, config.rms_norm_eps)
+    return _logits(ops, config, hidden, head)
+
+
+def _logits(ops: Ops, config: DrafterConfig, hidden: Tensor, head: Linear) -> Tensor:
+    logits = ops.linear(hidden, head)
+    if config.output_multiplier != 1.0:
+        logits = ops.scale(logits, config.output_multiplier)
+    if config.final_logit_softcapping is not None:
+        logits = ops.soft_cap(logits, config.final_logit_softcapping)
+    return logits

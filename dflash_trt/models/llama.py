@@ -1,0 +1,69 @@
+"""Llama: token embedding, pre-norm decoder layers, final norm, head."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dflash_trt.checkpoint.target import TargetConfig
+from dflash_trt.models.decoder import DecoderLayer, load_layer, run_layer
+from dflash_trt.models.weights import WeightLoader, load_linear
+from dflash_trt.ops.base import LayerCache, Linear, Ops, RotaryTable, Span, Tensor
+
+
+@dataclass(frozen=True)
+class TargetWeights:
+    """A target's weights; a tied head is the embedding itself, held once."""
+
+    embedding: Tensor
+    layers: tuple[DecoderLayer, ...]
+    norm: Tensor
+    head: Linear
+
+
+def load(loader: WeightLoader, config: TargetConfig) -> TargetWeights:
+    """Llama's weights by their Hugging Face names."""
+    return load_decoder(loader, config, qk_norm=False)
+
+
+def load_decoder(loader: WeightLoader, config: TargetConfig, *, qk_norm: bool) -> TargetWeights:
+    """The weights of Llama, or of a family that differs from it by norms on query and key heads."""
+    vocabulary = (config.vocab_size, config.hidden_size)
+    embedding = loader.tensor("model.embed_tokens.weight", vocabulary)
+    if config.tie_word_embeddings:
+        loader.ignore("lm_head.weight")
+    return TargetWeights(
+        embedding=embedding,
+        layers=tuple(
+            load_layer(loader, f"model.layers.{i}", config, qk_norm=qk_norm, mlp_bias=config.mlp_bias)
+            for i in range(config.num_hidden_layers)
+        ),
+        norm=loader.tensor("model.norm.weight", (config.hidden_size,)),
+        head=Linear(embedding) if config.tie_word_embeddings else load_linear(loader, "lm_head", *vocabulary),
+    )
+
+
+def forward(
+    ops: Ops,
+    config: TargetConfig,
+    weights: TargetWeights,
+    tokens: Tensor,
+    caches: Sequence[LayerCache],
+    span: Span,
+    rotary: RotaryTable,
+    taps: Sequence[int],
+) -> tuple[Tensor, list[Tensor]]:
+    """Run tokens [B, T] at the span's rows, writing their keys and values into the caches.
+
+    Returns:
+        The normed last hidden states [B, T, D], and the residual stream after each layer of `taps`, in their order:
+        Hugging Face's `hidden_states[tap + 1]`, which for the last layer is taken before the final norm.
+    """
+    hidden = ops.embedding(tokens, weights.embedding)
+    mask = ops.attention_mask(span, causal=True, window=None)
+    rows = ops.rotary_rows(rotary, span)
+    after_layer = {}
+    for index, (layer, cache) in enumerate(zip(weights.layers, caches, strict=True)):
+        hidden = run_layer(ops, config, layer, hidden, cache, span, rows, mask)
+        after_layer[index] = hidden
+    return ops.rms_norm(hidden, weights.norm, config.rms_norm_eps), [after_layer[tap] for tap in taps]

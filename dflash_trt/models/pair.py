@@ -1,0 +1,90 @@
+"""A target and its drafter as they run: the two passes that every backend executes.
+
+The target's pass writes both caches. It taps its own hidden states, fuses them, and writes the drafter's context keys
+and values at the same positions as its own, so the two caches always have one length, hidden states never leave the
+pass, and rolling back is setting a length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+
+from dflash_trt.checkpoint.drafter import DrafterConfig
+from dflash_trt.checkpoint.target import TargetConfig
+from dflash_trt.models import dflash, llama, qwen3
+from dflash_trt.models.dflash import DrafterWeights
+from dflash_trt.models.llama import TargetWeights
+from dflash_trt.models.weights import WeightLoader
+from dflash_trt.ops.base import LayerCache, Ops, RotaryTable, Span, Tensor
+
+FAMILIES: dict[str, ModuleType] = {"LlamaForCausalLM": llama, "Qwen3ForCausalLM": qwen3}
+
+
+@dataclass(frozen=True)
+class Caches:
+    """Both models' caches, one entry a layer."""
+
+    target: Sequence[LayerCache]
+    drafter: Sequence[LayerCache]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Configs, weights and rotary tables of a target and its drafter."""
+
+    target: TargetConfig
+    drafter: DrafterConfig
+    target_weights: TargetWeights
+    drafter_weights: DrafterWeights
+    target_rotary: RotaryTable
+    drafter_rotary: RotaryTable
+
+    def target_pass(
+        self, ops: Ops, tokens: Tensor, logit_rows: Tensor | None, caches: Caches, span: Span
+    ) -> Tensor:
+        """Run tokens [B, T], write both caches, and give the logits [B, R, V] of rows `logit_rows` [B, R].
+
+        `logit_rows` None stands for all T rows.
+        """
+        hidden, features = FAMILIES[self.target.architecture].forward(
+            ops,
+            self.target,
+            self.target_weights,
+            tokens,
+            caches.target,
+            span,
+            self.target_rotary,
+            self.drafter.target_layer_ids,
+        )
+        dflash.write_context(
+            ops, self.drafter, self.drafter_weights, features, caches.drafter, span, self.drafter_rotary
+        )
+        if logit_rows is not None:
+            hidden = ops.select_rows(hidden, logit_rows)
+        return ops.linear(hidden, self.target_weights.head)
+
+    def drafter_pass(self, ops: Ops, block: Tensor, caches: Caches, span: Span) -> Tensor:
+        """Logits [B, b - 1, V] over the target's vocabulary for the tokens after the anchor of `block` [B, b]."""
+        own = self.drafter_weights
+        logits = dflash.draft(
+            ops,
+            self.drafter,
+            own,
+            self.target_weights.embedding if own.embedding is None else own.embedding,
+            self.target_weights.head if own.head is None else own.head,
+            block,
+            caches.drafter,
+            span,
+            self.drafter_rotary,
+        )
+        if own.token_ids is None:
+            return logits
+        return ops.expand_vocabulary(logits, own.token_ids, self.target.vocab_size)
+
+
+def load_target(loader: WeightLoader, config: TargetConfig) -> TargetWeights:
+    """The weights of a target of any supported family."""
+    load: Callable[[WeightLoader, TargetConfig], TargetWeights] = FAMILIES[config.architecture].load
+    return load(loader, config)

@@ -1,0 +1,115 @@
+"""The vocabulary that models are written in.
+
+A model calls these operations and nothing else, so one definition serves every lowering: `TorchOps` runs it at once, a
+network builder records it. Shapes use B sequences, T rows a sequence, D hidden size, H heads, d head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+Tensor = Any
+"""A `torch.Tensor` under `TorchOps`; a network's tensor in other lowerings. Models never look inside."""
+
+Mask = Any
+"""Which keys each row may see, made by `Ops.attention_mask` once a pass and shared by all layers of its kind."""
+
+
+@dataclass(frozen=True)
+class Linear:
+    """A linear layer's weight [out, in] and, where it has one, its bias [out]."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Span:
+    """Where the rows of a pass stand: row t of sequence i has position `starts[i] + t` in slot `slots[i]`."""
+
+    slots: Tensor
+    """[B] the cache slot of each sequence."""
+    starts: Tensor
+    """[B] positions the slot's cache already holds."""
+    positions: Tensor
+    """[B, T] `starts[:, None] + arange(T)`."""
+    extent: int
+    """One past the last position of any row: no key beyond it exists in this pass."""
+    slot_range: slice | None = None
+    """The same slots as a range, where they are consecutive: the caches are then read in place."""
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """One layer's keys and values, each [slots, KV heads, positions, d]."""
+
+    keys: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True)
+class RotaryTable:
+    """Cosines and sines of every position, each [positions, d / 2], already times the scaling of YaRN."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+class Ops(Protocol):
+    """The operations. Names are the field's; each lowering keeps these shapes and meanings."""
+
+    def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
+        """Rows of `table` [V, D] at `ids` [B, T] -> [B, T, D]."""
+
+    def linear(self, x: Tensor, linear: Linear) -> Tensor:
+        """[..., in] -> [..., out]."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """x / sqrt(mean(x^2) + eps) * weight over the last axis; the mean is taken in float32 or wider."""
+
+    def add(self, a: Tensor, b: Tensor) -> Tensor:
+        """Elementwise sum of two tensors of one shape."""
+
+    def scale(self, x: Tensor, factor: float) -> Tensor:
+        """x times a constant."""
+
+    def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
+        """silu(gate) * up."""
+
+    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
+        """tanh(x / cap) * cap."""
+
+    def concat(self, parts: Sequence[Tensor]) -> Tensor:
+        """Join along the last axis."""
+
+    def rows(self, x: Tensor, start: int) -> Tensor:
+        """Rows `start`.. of every sequence: [B, T, ...] -> [B, T - start, ...]."""
+
+    def select_rows(self, x: Tensor, indices: Tensor) -> Tensor:
+        """Rows `indices` [B, R] of x [B, T, D] -> [B, R, D]."""
+
+    def split_heads(self, x: Tensor, head_dim: int) -> Tensor:
+        """[B, T, H * d] -> [B, H, T, d]."""
+
+    def merge_heads(self, x: Tensor) -> Tensor:
+        """[B, H, T, d] -> [B, T, H * d]."""
+
+    def rotary_rows(self, table: RotaryTable, span: Span) -> RotaryTable:
+        """The table's rows at the span's positions, in the form `rotary_embedding` takes."""
+
+    def rotary_embedding(self, x: Tensor, rotary: RotaryTable) -> Tensor:
+        """Rotate x [B, H, T, d] by its positions; NeoX pairing (i, i + d / 2)."""
+
+    def kv_cache_update(self, cache: LayerCache, keys: Tensor, values: Tensor, span: Span) -> LayerCache:
+        """Write keys and values [B, KV heads, T, d] at the span's rows; the result holds them."""
+
+    def attention_mask(self, span: Span, *, causal: bool, window: int | None) -> Mask:
+        """Row at position p sees key k of its slot where k < start + T, k <= p if causal, |p - k| < window."""
+
+    def attention(self, q: Tensor, cache: LayerCache, span: Span, mask: Mask) -> Tensor:
+        """softmax(q k / sqrt(d)) v over the visible keys: [B, H, T, d] -> [B, H, T, d], H a multiple of KV heads."""
+
+    def expand_vocabulary(self, logits: Tensor, offsets: Tensor, vocab_size: int) -> Tensor:
+        """Logits [..., R] of part of a vocabulary, row i for token i + `offsets[i]` -> [..., V], -inf elsewhere."""

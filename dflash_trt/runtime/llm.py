@@ -1,0 +1,198 @@
+"""The entry point of a program: an engine directory, prompts in, text out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dflash_trt.engine.directory import open_engine
+from dflash_trt.errors import UserError
+from dflash_trt.runtime.detokenizer import Detokenizer
+from dflash_trt.runtime.load import load_executor
+from dflash_trt.runtime.request import FinishReason, Request, Statistics
+from dflash_trt.runtime.sampling import SamplingParams
+from dflash_trt.runtime.scheduler import Emission, Scheduler
+from dflash_trt.runtime.step import Executor
+
+Prompt = str | Sequence[int]
+Message = dict[str, str]
+GREEDY = SamplingParams()
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One output of a prompt."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: FinishReason
+    seed: int
+    """What repeats a sampled output."""
+    statistics: Statistics
+
+    @classmethod
+    def of(cls, request: Request) -> CompletionOutput:
+        """The output of a finished request."""
+        assert request.finish_reason is not None and request.params.seed is not None
+        return cls(request.text, request.output, request.finish_reason, request.params.seed, request.statistics)
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """A prompt and its `SamplingParams.n` outputs."""
+
+    prompt: Prompt
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+
+
+@dataclass(frozen=True)
+class Generation(Sequence[RequestOutput]):
+    """The outputs of a call, in the order of its prompts, and what the whole call took."""
+
+    outputs: list[RequestOutput]
+    statistics: Statistics
+    target_passes: int
+    """Passes of the target, each shared by all requests that were running."""
+    seconds: float
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Output tokens of all requests over the call's wall time, prompts included."""
+        return self.statistics.output_tokens / self.seconds
+
+    def __len__(self) -> int:
+        return len(self.outputs)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.outputs[index]
+
+
+class TokenStream:
+    """A call in progress: iterate it for tokens as they come, then ask for its `result`."""
+
+    def __init__(self, llm: LLM, prompts: Sequence[Prompt], params: Sequence[SamplingParams], window: int) -> None:
+        self._prompts = prompts
+        self._requests = [
+            [llm.request(index, prompt, one) for one in each.each()]
+            for index, (prompt, each) in enumerate(zip(prompts, params, strict=True))
+        ]
+        self._scheduler = Scheduler(llm.executor, window)
+        self._scheduler.add(request for requests in self._requests for request in requests)
+        self._seconds = 0.0
+
+    def __iter__(self) -> Iterator[Emission]:
+        """Tokens of all requests, interleaved."""
+        while not self._scheduler.idle:
+            started = time.perf_counter()
+            emissions = self._scheduler.step()
+            self._seconds += time.perf_counter() - started
+            yield from emissions
+
+    def result(self) -> Generation:
+        """Decode whatever is left, and give everything."""
+        for _ in self:
+            pass
+        total = Statistics()
+        for requests in self._requests:
+            for request in requests:
+                total.add(request.statistics)
+        outputs = [
+            RequestOutput(prompt, requests[0].prompt, [CompletionOutput.of(request) for request in requests])
+            for prompt, requests in zip(self._prompts, self._requests, strict=True)
+        ]
+        return Generation(outputs, total, self._scheduler.target_passes, self._seconds)
+
+
+class LLM:
+    """Decodes with an engine directory.
+
+    Args:
+        engine_dir: what `dflash-trt build` wrote.
+        device: where a torch engine runs; None is the first CUDA device, or the CPU where there is none.
+
+    Raises:
+        UserError: the directory is no engine of this version, or a file in it is damaged.
+    """
+
+    def __init__(self, engine_dir: str | Path, *, device: str | None = None) -> None:
+        self.engine = open_engine(Path(engine_dir))
+        self.tokenizer = self.engine.tokenizer()
+        self.executor: Executor = load_executor(self.engine, device)
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] = GREEDY,
+        *,
+        verify_window: int | None = None,
+    ) -> Generation:
+        """Complete prompts, all decoded together as far as there are slots.
+
+        Args:
+            prompts: texts, encoded as they are, or token ids.
+            params: one for all prompts, or one each.
+            verify_window: tokens that a pass verifies for a request, 1 (no speculation) to the block size; None is the
+                block size. Output does not depend on it.
+
+        Raises:
+            UserError: a prompt is empty or too long, or a parameter is out of range.
+        """
+        return self.stream(prompts, params, verify_window=verify_window).result()
+
+    def stream(
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] = GREEDY,
+        *,
+        verify_window: int | None = None,
+    ) -> TokenStream:
+        """`generate`, token by token."""
+        block_size = self.executor.block_size
+        window = block_size if verify_window is None else verify_window
+        if not 1 <= window <= block_size:
+            raise UserError(f"verify_window is {window}, it must be 1 to {block_size}, the drafter's block size")
+        if isinstance(params, SamplingParams):
+            params = [params] * len(prompts)
+        if len(params) != len(prompts):
+            raise UserError(f"{len(params)} sampling parameters for {len(prompts)} prompts; give one, or one each")
+        return TokenStream(self, prompts, params, window)
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """The token ids of a conversation, up to where the assistant answers.
+
+        Args:
+            messages: each with "role" and "content".
+
+        Raises:
+            UserError: the engine has no chat template.
+        """
+        if self.tokenizer.chat_template is None:
+            raise UserError(f"{self.engine.path}: has no chat template; give the prompt as plain text")
+        text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def request(self, index: int, prompt: Prompt, params: SamplingParams) -> Request:
+        """The request for prompt `index` of a call, checked."""
+        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        target, limit = self.engine.config.pretrained_config, self.executor.max_seq_len
+        if not ids:
+            raise UserError(f"prompt {index}: is empty; it needs at least one token")
+        if not all(0 <= token < target.vocab_size for token in ids):
+            raise UserError(f"prompt {index}: a token id is outside the vocabulary of {target.vocab_size}")
+        if len(ids) >= limit:
+            raise UserError(
+                f"prompt {index}: has {len(ids)} tokens; the engine's max_seq_len of {limit} takes {limit - 1} and an answer"
+            )
+        eos = () if params.ignore_eos else target.eos_token_ids
+        return Request(
+            ids,
+            params,
+            limit=limit,
+            stop_token_ids={*eos, *params.stop_token_ids},
+            detokenizer=Detokenizer(self.tokenizer, params.stop),
+            vocab_size=target.vocab_size,
+        )

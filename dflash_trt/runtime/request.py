@@ -1,0 +1,110 @@
+"""One output being made: its tokens, its text, when it ends, and how much of it was drafted."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dflash_trt.runtime.detokenizer import Detokenizer
+from dflash_trt.runtime.sampling import Penalties, SamplingParams
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass
+class Statistics:
+    """Counts of speculation. Sums over requests are sums of fields."""
+
+    output_tokens: int = 0
+    verifications: int = 0
+    """Passes after the prompt: each emits the target's own token and the guesses it agrees with."""
+    draft_tokens: int = 0
+    """Guesses that were verified."""
+    accepted_tokens: int = 0
+    """Guesses that the target agreed with."""
+    decoded_tokens: int = 0
+    """Output tokens that verifications emitted: all but each output's first."""
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """Tokens a verification emitted on average, its own included; None before the first one."""
+        return self.decoded_tokens / self.verifications if self.verifications else None
+
+    def add(self, other: Statistics) -> None:
+        """Count the other's events too."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+
+class Request:
+    """A prompt and the output that grows from it.
+
+    Args:
+        prompt: token ids, at least one.
+        params: as `SamplingParams.each` gives them.
+        limit: prompt and output tokens together, at most.
+        stop_token_ids: tokens that end the output; they are part of it.
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        limit: int,
+        stop_token_ids: Collection[int],
+        detokenizer: Detokenizer,
+        vocab_size: int,
+    ) -> None:
+        self.params = params
+        self.prompt_length = len(prompt)
+        self.tokens = list(prompt)
+        self.penalties = Penalties.of(params, prompt, vocab_size)
+        self.statistics = Statistics()
+        self.finish_reason: FinishReason | None = None
+        self._limit = limit if params.max_tokens is None else min(limit, len(prompt) + params.max_tokens)
+        self._stop_token_ids = frozenset(stop_token_ids)
+        self._detokenizer = detokenizer
+
+    @property
+    def prompt(self) -> list[int]:
+        """The prompt's token ids."""
+        return self.tokens[: self.prompt_length]
+
+    @property
+    def output(self) -> list[int]:
+        """Token ids after the prompt."""
+        return self.tokens[self.prompt_length :]
+
+    @property
+    def text(self) -> str:
+        """The output's text so far."""
+        return self._detokenizer.text
+
+    @property
+    def remaining(self) -> int:
+        """Tokens it may still emit."""
+        return self._limit - len(self.tokens)
+
+    @property
+    def kv_len(self) -> int:
+        """Positions in the caches once the prompt is in: the last token enters with the next pass."""
+        return len(self.tokens) - 1
+
+    def append(self, token: int) -> str:
+        """Take one more token.
+
+        Returns:
+            The text that it completes, which may be empty.
+        """
+        self.tokens.append(token)
+        self.statistics.output_tokens += 1
+        if self.penalties is not None:
+            self.penalties.record(token)
+        text = self._detokenizer.push(token)
+        if self._detokenizer.stopped or token in self._stop_token_ids:
+            self.finish_reason = "stop"
+        elif self.remaining == 0:
+            self.finish_reason = "length"
+        return text if self.finish_reason is None else text + self._detokenizer.finish()

@@ -1,0 +1,61 @@
+"""The speculative loop: draft a block, verify it in one pass, keep what the target agrees with.
+
+Plain autoregressive decoding is this loop with a window of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from dflash_trt.runtime.request import Request
+from dflash_trt.runtime.sampling import Sampling
+from dflash_trt.runtime.step import Executor, Step
+
+
+def prefill(executor: Executor, request: Request, slot: int, sampling: Sampling) -> tuple[int, int]:
+    """Run a prompt through a free slot, chunk by chunk.
+
+    Returns:
+        The token that follows the prompt, and the passes it took.
+    """
+    starts = range(0, request.prompt_length, executor.max_num_tokens)
+    for start in starts:
+        chunk = request.tokens[start : min(start + executor.max_num_tokens, request.prompt_length)]
+        verified = executor.verify(
+            Step(
+                tokens=torch.tensor([chunk]),
+                q_len=torch.tensor([len(chunk)]),
+                draft_len=torch.tensor([0]),
+                kv_len=torch.tensor([start]),
+                slots=torch.tensor([slot]),
+                sampling=sampling,
+            )
+        )
+    return int(verified.next[0]), len(starts)
+
+
+def decode(executor: Executor, requests: Sequence[Request], sampling: Sampling, window: int) -> list[list[int]]:
+    """One step for every request, where request i is in slot i: its next 1..window tokens.
+
+    The drafter always drafts its whole block, since a shorter one would hold other guesses; `window` - 1 of them are
+    verified, fewer where a request may emit fewer.
+    """
+    slots = torch.arange(len(requests))
+    anchors = torch.tensor([request.tokens[-1] for request in requests])
+    kv_len = torch.tensor([request.kv_len for request in requests])
+    q_len = torch.tensor([min(window, request.remaining) for request in requests])
+    tokens = anchors[:, None]
+    if int(q_len.max()) > 1:
+        drafts = executor.draft(anchors, kv_len, slots, sampling)
+        tokens = torch.cat((tokens, drafts[:, : int(q_len.max()) - 1]), dim=1)
+
+    verified = executor.verify(Step(tokens, q_len, q_len - 1, kv_len, slots, sampling))
+
+    for request, guesses, accepted in zip(requests, (q_len - 1).tolist(), verified.accepted.tolist(), strict=True):
+        request.statistics.verifications += 1
+        request.statistics.draft_tokens += guesses
+        request.statistics.accepted_tokens += accepted
+    rows = zip(tokens.tolist(), verified.accepted.tolist(), verified.next.tolist(), strict=True)
+    return [[*row[1 : 1 + accepted], following] for row, accepted, following in rows]

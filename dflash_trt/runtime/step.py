@@ -1,0 +1,69 @@
+"""The contract between whatever decides what to run and whatever runs it.
+
+An executor owns weights and caches and knows nothing of requests; the scheduler and the speculative loop know requests
+and nothing of tensors' whereabouts. All tensors of the contract are int64 on the CPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from dflash_trt.runtime.sampling import Sampling
+
+
+@dataclass(frozen=True)
+class Step:
+    """One pass of the target over B sequences of up to T tokens.
+
+    Of row i, the first `q_len[i]` tokens count; they stand at positions `kv_len[i]`.. of slot `slots[i]`, and the last
+    `draft_len[i]` of them are guesses to be verified. A prompt chunk is a row with none.
+    """
+
+    tokens: Tensor
+    """[B, T]"""
+    q_len: Tensor
+    """[B] 1..T"""
+    draft_len: Tensor
+    """[B] 0..q_len - 1"""
+    kv_len: Tensor
+    """[B] positions already in the slot's caches."""
+    slots: Tensor
+    """[B] distinct."""
+    sampling: Sampling
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What the target made of a step: how many guesses it agrees with, and the token that comes after those."""
+
+    accepted: Tensor
+    """[B] 0..draft_len"""
+    next: Tensor
+    """[B] the target's own choice after the accepted guesses."""
+
+
+class Executor(Protocol):
+    """Steps a target and its drafter. Row b of a result belongs to row b of the input.
+
+    A slot's caches hold `max_seq_len` positions and a block's lookahead. What a pass writes past a sequence's length
+    (rejected guesses, a drafted block, rows beyond `q_len`) is overwritten before anything reads it.
+    """
+
+    max_batch_size: int
+    max_seq_len: int
+    max_num_tokens: int
+    """The longest prompt chunk that one pass takes."""
+    block_size: int
+    """b: a draft has b - 1 tokens."""
+
+    def verify(self, step: Step) -> Verified:
+        """Run the target, write its own and the drafter's caches, and choose; prefill is a step with no guesses."""
+
+    def draft(self, anchors: Tensor, kv_len: Tensor, slots: Tensor, sampling: Sampling) -> Tensor:
+        """[B, b - 1] guesses for what follows `anchors` [B], each the last token emitted and not yet in the caches."""
+
+    def move_slot(self, source: int, destination: int, length: int) -> None:
+        """Copy the first `length` positions of both caches from one slot to another."""

@@ -1,0 +1,80 @@
+"""The executor of the torch backend, and the reference for all others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dflash_trt.models.pair import Caches, Pair
+from dflash_trt.ops.base import LayerCache, Span
+from dflash_trt.ops.torch_ops import TorchOps
+from dflash_trt.runtime.sampling import Sampling, choose
+from dflash_trt.runtime.step import Step, Verified
+
+
+class TorchExecutor:
+    """Runs a pair on one device; its caches are allocated once."""
+
+    def __init__(self, pair: Pair, *, max_batch_size: int, max_seq_len: int, max_num_tokens: int) -> None:
+        self.pair = pair
+        self.max_batch_size = max_batch_size
+        self.max_seq_len = max_seq_len
+        self.max_num_tokens = max_num_tokens
+        self.block_size = pair.drafter.block_size
+        self._ops = TorchOps()
+        self._device = pair.target_weights.norm.device
+        self._caches = Caches(
+            self._allocate(pair.target.num_hidden_layers, pair.target.num_key_value_heads, pair.target.head_dim),
+            self._allocate(pair.drafter.num_hidden_layers, pair.drafter.num_key_value_heads, pair.drafter.head_dim),
+        )
+
+    @torch.inference_mode()
+    def verify(self, step: Step) -> Verified:
+        """See `Executor.verify`."""
+        rows = int(step.draft_len.max()) + 1
+        first = step.q_len - step.draft_len - 1
+        # Rows beyond a sequence's last guess repeat it: their choices are never looked at.
+        indices = torch.minimum(first[:, None] + torch.arange(rows), step.q_len[:, None] - 1)
+        span = self._span(step.slots, step.kv_len, step.tokens.shape[1])
+        logits = self.pair.target_pass(
+            self._ops, step.tokens.to(self._device), indices.to(self._device), self._caches, span
+        )
+        guesses = step.tokens.gather(1, indices[:, 1:])
+        chosen = choose(logits, step.kv_len[:, None] + indices + 1, step.sampling, guesses)
+        agrees = (guesses == chosen[:, :-1]) & (torch.arange(rows - 1) < step.draft_len[:, None])
+        accepted = agrees.long().cumprod(1).sum(1)
+        return Verified(accepted, chosen.gather(1, accepted[:, None])[:, 0])
+
+    @torch.inference_mode()
+    def draft(self, anchors: Tensor, kv_len: Tensor, slots: Tensor, sampling: Sampling) -> Tensor:
+        """See `Executor.draft`."""
+        block = torch.full((len(anchors), self.block_size), self.pair.drafter.mask_token_id)
+        block[:, 0] = anchors
+        span = self._span(slots, kv_len, self.block_size)
+        logits = self.pair.drafter_pass(self._ops, block.to(self._device), self._caches, span)
+        positions = kv_len[:, None] + torch.arange(1, self.block_size)
+        return choose(logits, positions, sampling, guesses=block[:, :0])
+
+    def move_slot(self, source: int, destination: int, length: int) -> None:
+        """See `Executor.move_slot`."""
+        for layer in (*self._caches.target, *self._caches.drafter):
+            for cache in (layer.keys, layer.values):
+                cache[destination, :, :length] = cache[source, :, :length]
+
+    def _allocate(self, layers: int, kv_heads: int, head_dim: int) -> Sequence[LayerCache]:
+        shape = (self.max_batch_size, kv_heads, self.max_seq_len + self.block_size, head_dim)
+        like = self.pair.target_weights.norm
+        return [LayerCache(like.new_zeros(shape), like.new_zeros(shape)) for _ in range(layers)]
+
+    def _span(self, slots: Tensor, starts: Tensor, rows: int) -> Span:
+        first, count = int(slots[0]), len(slots)
+        in_order = bool((slots == torch.arange(first, first + count)).all())
+        return Span(
+            slots=slots.to(self._device),
+            starts=starts.to(self._device),
+            positions=(starts[:, None] + torch.arange(rows)).to(self._device),
+            extent=int(starts.max()) + rows,
+            slot_range=slice(first, first + count) if in_order else None,
+        )
