@@ -16,7 +16,9 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10,<3.14",
-    packages=find_packages(include=["dflash_trt", "dflash_trt.*"]),
+    packages=[*find_packages(include=["dflash_trt", "dflash_trt.*"]), "dflash_trt.examples"],
+    package_dir={"dflash_trt.examples": "examples"},
+    package_data={"dflash_trt.examples": ["smollm2-135m/drafter/*", "tiny/target/*", "tiny/drafter/*"]},
     install_requires=[
         "torch>=2.9",
         "transformers>=5.0",

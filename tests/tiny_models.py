@@ -51,7 +51,12 @@ def random_target(directory: Path, family: str = "llama", seed: int = 0, **overr
 
 
 def random_drafter(
-    directory: Path, target: Any, seed: int = 1, block_size: int = 4, target_layer_ids: tuple[int, ...] = (0, 2), **overrides: Any
+    directory: Path,
+    target: Any,
+    seed: int = 1,
+    block_size: int = 4,
+    target_layer_ids: tuple[int, ...] = (0, 2),
+    **overrides: Any,
 ) -> DFlashDraftModel:
     """Save a drafter for `target` in z-lab's format and return the authors' model of it."""
     torch.manual_seed(seed)

@@ -11,7 +11,7 @@ import mmap
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -80,14 +80,13 @@ class GGUFFile:
         try:
             self._read_header()
         except (struct.error, UnicodeDecodeError, ValueError, OverflowError) as error:
-            raise UserError(
-                f"{self.path}: header of the GGUF file is cut short or damaged ({error})"
-            ) from None
+            raise UserError(f"{self.path}: header of the GGUF file is cut short or damaged ({error})") from None
         for tensor in self.tensors.values():
-            if tensor.offset + tensor.nbytes > len(self._map):
+            end = tensor.offset + tensor.nbytes
+            if end > len(self._map):
                 raise UserError(
-                    f"{self.path}: tensor {tensor.name} ends at byte {tensor.offset + tensor.nbytes} of a file of "
-                    f"{len(self._map)}; download it again"
+                    f"{self.path}: tensor {tensor.name} ends at byte {end} of a file of {len(self._map)}; "
+                    "download it again"
                 )
         if self.metadata.get("split.count", 1) not in (0, 1):
             raise UserError(
@@ -106,55 +105,71 @@ class GGUFFile:
 
     def _read_header(self) -> None:
         self._position = 4
-        version = self._scalar("I")
+        version = self._integer("I")
         if version not in _VERSIONS:
-            raise UserError(
-                f"{self.path}: GGUF version {version}; supported are {_VERSIONS[0]} and {_VERSIONS[1]}"
-            )
-        tensor_count, key_count = self._scalar("Q"), self._scalar("Q")
+            raise UserError(f"{self.path}: GGUF version {version} is not supported; supported are 2 and 3")
+        tensor_count, key_count = self._integer("Q"), self._integer("Q")
         self.metadata: dict[str, Value] = {}
-        for _ in range(cast(int, key_count)):
+        for _ in range(key_count):
             key = self._text()
-            self.metadata[key] = self._value(self._type())
-        stored = [self._tensor() for _ in range(cast(int, tensor_count))]
-        alignment = cast(int, self.metadata.get("general.alignment", _DEFAULT_ALIGNMENT))
+            self.metadata[key] = self._value(GGUFValueType(self._integer("I")))
+        stored = [self._tensor() for _ in range(tensor_count)]
+        alignment = self.metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
+        if type(alignment) is not int or alignment < 1:
+            raise ValueError(f"general.alignment {alignment}")
         start = -(-self._position // alignment) * alignment
-        self.tensors = {
-            name: GGUFTensor(name, kind, shape, start + offset) for name, kind, shape, offset in stored
-        }
+        self.tensors = {name: GGUFTensor(name, kind, shape, start + offset) for name, kind, shape, offset in stored}
 
-    def _scalar(self, code: str) -> Scalar:
-        value: Scalar = struct.unpack_from("<" + code, self._map, self._position)[0]
+    def _unpack(self, code: str) -> tuple[Any, ...]:
+        values = struct.unpack_from("<" + code, self._map, self._position)
         self._position += struct.calcsize("<" + code)
-        return value
+        return values
+
+    def _integer(self, code: str) -> int:
+        return int(self._unpack(code)[0])
 
     def _text(self) -> str:
-        length = cast(int, self._scalar("Q"))
+        length = self._integer("Q")
         start, self._position = self._position, self._position + length
         if self._position > len(self._map):
             raise ValueError(f"a string of {length} bytes at byte {start}")
         return self._map[start : self._position].decode("utf-8")
 
-    def _type(self) -> GGUFValueType:
-        return GGUFValueType(self._scalar("I"))
-
     def _value(self, kind: GGUFValueType) -> Value:
         if kind == GGUFValueType.STRING:
             return self._text()
         if kind != GGUFValueType.ARRAY:
-            return self._scalar(_FORMATS[kind])
-        element, count = self._type(), cast(int, self._scalar("Q"))
+            scalar: Scalar = self._unpack(_FORMATS[kind])[0]
+            return scalar
+        element, count = GGUFValueType(self._integer("I")), self._integer("Q")
         if element == GGUFValueType.STRING:
             return [self._text() for _ in range(count)]
         if element == GGUFValueType.ARRAY:
             raise ValueError("an array of arrays")
-        code = f"<{count}{_FORMATS[element]}"
-        values = struct.unpack_from(code, self._map, self._position)
-        self._position += struct.calcsize(code)
-        return list(values)
+        return list(self._unpack(f"{count}{_FORMATS[element]}"))
 
     def _tensor(self) -> tuple[str, GGMLQuantizationType, tuple[int, ...], int]:
         name = self._text()
-        dimensions = [cast(int, self._scalar("Q")) for _ in range(cast(int, self._scalar("I")))]
-        kind = GGMLQuantizationType(self._scalar("I"))
-        return name, kind, tuple(reversed(dimensions)), cast(int, self._scalar("Q"))
+        dimensions = self._unpack(f"{self._integer('I')}Q")
+        kind = GGMLQuantizationType(self._integer("I"))
+        return name, kind, tuple(reversed(dimensions)), self._integer("Q")
+
+
+def find_gguf(path: Path) -> Path | None:
+    """The GGUF file that a path means: itself, or the only one of a directory without `config.json`.
+
+    Returns:
+        None where the path means something else.
+
+    Raises:
+        UserError: the directory holds several.
+    """
+    if path.suffix == ".gguf":
+        return path
+    if not path.is_dir() or (path / "config.json").is_file():
+        return None
+    found = sorted(path.glob("*.gguf"))
+    if len(found) > 1:
+        names = ", ".join(file.name for file in found)
+        raise UserError(f"{path}: holds several GGUF files ({names}); name one of them")
+    return found[0] if found else None

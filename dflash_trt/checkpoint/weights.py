@@ -126,9 +126,7 @@ def _single_file(path: Path) -> Path:
         raise UserError(f"{path}: holds no weights; expected {SINGLE_FILE}, or {INDEX_FILE} and its shards")
     if len(found) > 1:
         names = ", ".join(file.name for file in found)
-        raise UserError(
-            f"{path}: holds several weight files ({names}) and no {INDEX_FILE} to say which to use"
-        )
+        raise UserError(f"{path}: holds several weight files ({names}) and no {INDEX_FILE} to say which to use")
     return found[0]
 
 
@@ -148,9 +146,7 @@ def _read_index(path: Path) -> dict[str, _Entry]:
             raise UserError(f"{path}: says that {name} is in {shard}, which does not hold it")
         entries[name] = shards[shard][name]
     if (path.parent / SINGLE_FILE).is_file() and SINGLE_FILE not in shards:
-        raise UserError(
-            f"{path.parent}: holds both {SINGLE_FILE} and {path.name} with other shards; remove one"
-        )
+        raise UserError(f"{path.parent}: holds both {SINGLE_FILE} and {path.name} with other shards; remove one")
     return entries
 
 
@@ -161,7 +157,7 @@ def _read_header(path: Path) -> dict[str, _Entry]:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > size - 8:
             raise UserError(
-                f"{path}: not a safetensors file, or cut short: a header of {length} bytes in a file of {size}"
+                f"{path}: not a safetensors file, or cut short: a header of {length} bytes, a file of {size}"
             )
         raw = file.read(length)
     try:
@@ -182,8 +178,8 @@ def _read_header(path: Path) -> dict[str, _Entry]:
         count = math.prod(shape) * DTYPES[dtype].itemsize
         if start != position or end != start + count:
             raise UserError(
-                f"{path}: tensor {name} claims bytes {start} to {end}, but {dtype} {list(shape)} takes {count} "
-                f"from {position} on; download it again"
+                f"{path}: tensor {name} claims bytes {start} to {end}, but {dtype} {list(shape)} takes "
+                f"{count} from {position} on; download it again"
             )
         position = end
         entries[name] = _Entry(path, DTYPES[dtype], shape)

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from dflash_trt import __version__
-from dflash_trt.checkpoint.open import DrafterCheckpoint, TargetCheckpoint
+from dflash_trt.checkpoint.open_checkpoint import DrafterCheckpoint, TargetCheckpoint
 from dflash_trt.checkpoint.pairing import check_pairing
 from dflash_trt.checkpoint.safetensors_writer import TensorSpec, write_safetensors
 from dflash_trt.checkpoint.tokenizer import save_tokenizer
@@ -49,7 +49,10 @@ def build_engine(
         save_tokenizer(target.path, directory)
         engine = Engine(directory, engine_config)
         for weights, specs, file in zip(
-            (target.weights, drafter.weights), plan, (engine.target_weights, engine.drafter_weights), strict=True
+            (target.weights, drafter.weights),
+            plan,
+            (engine.target_weights, engine.drafter_weights),
+            strict=True,
         ):
             file.parent.mkdir()
             write_safetensors(file, specs, _converted(weights, specs, progress))

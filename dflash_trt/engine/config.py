@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast, get_args
 
 from dflash_trt.checkpoint.drafter import DrafterConfig
 from dflash_trt.checkpoint.target import TargetConfig
+from dflash_trt.checkpoint.weights import Weights
 from dflash_trt.errors import UserError
 
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
@@ -31,7 +32,25 @@ class BuildConfig:
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}, it must be 1 or more")
         if self.max_seq_len < 2:
-            raise UserError(f"max_seq_len is {self.max_seq_len}, it must be 2 or more: a prompt token and an output token")
+            raise UserError(
+                f"max_seq_len is {self.max_seq_len}, it must be 2 or more: a prompt token and an output token"
+            )
+
+
+def checkpoint_dtype(weights: Weights) -> Dtype:
+    """The type that a checkpoint's matrices have.
+
+    Raises:
+        UserError: they have several, or one that is not for computing.
+    """
+    found = {
+        str(weights.dtype(name)).removeprefix("torch.") for name in weights.names() if len(weights.shape(name)) == 2
+    }
+    if len(found) != 1 or not found <= set(get_args(Dtype)):
+        raise UserError(
+            f"{weights.path}: its matrices are {', '.join(sorted(found))}; say --dtype, one of {', '.join(get_args(Dtype))}"
+        )
+    return cast(Dtype, found.pop())
 
 
 @dataclass(frozen=True)

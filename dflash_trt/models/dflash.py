@@ -19,21 +19,23 @@ from dflash_trt.ops.base import LayerCache, Linear, Mask, Ops, RotaryTable, Span
 
 @dataclass(frozen=True)
 class DrafterWeights:
-    """A drafter's own weights. Embedding, head and token ids are None where it borrows the target's."""
+    """A drafter's own weights; head and offsets are None where it borrows the target's head."""
 
     fc: Linear
     hidden_norm: Tensor
     layers: tuple[DecoderLayer, ...]
     norm: Tensor
-    embedding: Tensor | None
     head: Linear | None
-    token_ids: Tensor | None
-    """[R] the target's id of each row of the drafter's own head."""
+    offsets: Tensor | None
+    """[R] row i of the drafter's own head stands for the target's token i + `offsets[i]`."""
 
 
 def load(loader: WeightLoader, config: DrafterConfig) -> DrafterWeights:
     """The drafter's weights by the names both checkpoint formats share."""
     hidden = config.hidden_size
+    own_head = (config.draft_vocab_size or 0, hidden) if config.has_reduced_vocabulary else None
+    if config.format == "speculators":
+        _ignore_copies(loader, head=own_head is None)
     return DrafterWeights(
         fc=load_linear(loader, "fc", hidden, len(config.target_layer_ids) * hidden),
         hidden_norm=loader.tensor("hidden_norm.weight", (hidden,)),
@@ -41,10 +43,16 @@ def load(loader: WeightLoader, config: DrafterConfig) -> DrafterWeights:
             load_layer(loader, f"layers.{i}", config, qk_norm=True) for i in range(config.num_hidden_layers)
         ),
         norm=loader.tensor("norm.weight", (hidden,)),
-        embedding=None,
-        head=None,
-        token_ids=None,
+        head=None if own_head is None else load_linear(loader, "lm_head", *own_head),
+        offsets=None if own_head is None else loader.integers("d2t", own_head[:1]),
     )
+
+
+def _ignore_copies(loader: WeightLoader, *, head: bool) -> None:
+    """The speculators format stores the target's embedding, norm and, at full vocabulary, head once more."""
+    copies = ("embed_tokens.weight", "verifier_norm.weight", "t2d", *(("lm_head.weight", "d2t") if head else ()))
+    for name in copies:
+        loader.ignore(name)
 
 
 def write_context(

@@ -41,9 +41,7 @@ class Pair:
     target_rotary: RotaryTable
     drafter_rotary: RotaryTable
 
-    def target_pass(
-        self, ops: Ops, tokens: Tensor, logit_rows: Tensor | None, caches: Caches, span: Span
-    ) -> Tensor:
+    def target_pass(self, ops: Ops, tokens: Tensor, logit_rows: Tensor | None, caches: Caches, span: Span) -> Tensor:
         """Run tokens [B, T], write both caches, and give the logits [B, R, V] of rows `logit_rows` [B, R].
 
         `logit_rows` None stands for all T rows.
@@ -72,16 +70,16 @@ class Pair:
             ops,
             self.drafter,
             own,
-            self.target_weights.embedding if own.embedding is None else own.embedding,
+            self.target_weights.embedding,
             self.target_weights.head if own.head is None else own.head,
             block,
             caches.drafter,
             span,
             self.drafter_rotary,
         )
-        if own.token_ids is None:
+        if own.offsets is None:
             return logits
-        return ops.expand_vocabulary(logits, own.token_ids, self.target.vocab_size)
+        return ops.expand_vocabulary(logits, own.offsets, self.target.vocab_size)
 
 
 def load_target(loader: WeightLoader, config: TargetConfig) -> TargetWeights:

@@ -35,9 +35,7 @@ class WeightLoader(Protocol):
         """A tensor that a checkpoint may hold and this model has no use for."""
 
 
-def load_linear(
-    loader: WeightLoader, name: str, out_features: int, in_features: int, *, bias: bool = False
-) -> Linear:
+def load_linear(loader: WeightLoader, name: str, out_features: int, in_features: int, *, bias: bool = False) -> Linear:
     """The layer of `name`.weight [out, in] and, where `bias`, `name`.bias [out]."""
     weight = loader.tensor(f"{name}.weight", (out_features, in_features))
     return Linear(weight, loader.tensor(f"{name}.bias", (out_features,)) if bias else None)

@@ -46,7 +46,7 @@ class TorchOps:
         return x.gather(1, indices[..., None].expand(-1, -1, x.shape[-1]))
 
     def split_heads(self, x: Tensor, head_dim: int) -> Tensor:
-        return x.unflatten(-1, (-1, head_dim)).transpose(1, 2)
+        return x.view(*x.shape[:-1], -1, head_dim).transpose(1, 2)
 
     def merge_heads(self, x: Tensor) -> Tensor:
         return x.transpose(1, 2).flatten(2)

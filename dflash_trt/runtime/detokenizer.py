@@ -40,7 +40,7 @@ class Detokenizer:
         if self.stopped:
             return ""
         # The stream keeps an unfinished character to itself; decoding the whole shows it as the tokenizer does.
-        whole = self._tokenizer.decode(self._tokens, skip_special_tokens=True)
+        whole = str(self._tokenizer.decode(self._tokens, skip_special_tokens=True))
         if whole.startswith(self.text + self._held):
             self._held = whole[len(self.text) :]
         return self._show(len(self._held))

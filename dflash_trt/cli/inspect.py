@@ -1,0 +1,34 @@
+"""`dflash-trt inspect`: what a checkpoint or an engine directory is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from dflash_trt.cli.options import output_format
+
+
+@click.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@output_format
+def inspect(path: Path, output_format: str) -> None:
+    """Say what PATH is: a target, a drafter (directories or a GGUF file), or an engine directory."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from dflash_trt.engine.inspection import describe
+
+    description = describe(path)
+    if output_format == "json":
+        click.echo(json.dumps(description))
+        return
+    table = Table("field", "value", title=f"{path}: {description['kind']}", title_justify="left")
+    for name, value in description.items():
+        if name != "kind":
+            table.add_row(
+                name,
+                ", ".join(f"{k}: {v}" for k, v in value.items()) if isinstance(value, dict) else str(value),
+            )
+    Console().print(table)

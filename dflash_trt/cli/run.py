@@ -1,0 +1,116 @@
+"""`dflash-trt run`: decode prompts with an engine directory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dflash_trt.cli.options import device, directory, output_format
+
+if TYPE_CHECKING:
+    from dflash_trt.runtime.llm import LLM, Generation
+
+
+@click.command()
+@click.option("--engine_dir", type=directory, required=True, help="What `dflash-trt build` wrote.")
+@click.option("--prompt", "prompts", multiple=True, required=True, help="A user's message; may be given again.")
+@click.option("--raw_prompt", is_flag=True, help="Take prompts as plain text, without the chat template.")
+@click.option("--max_output_len", type=int, help="Output tokens at most.  [default: what max_seq_len leaves]")
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
+@click.option("--top_k", type=int, default=0, show_default=True, help="Keep the k likeliest tokens; 0 keeps all.")
+@click.option("--top_p", type=float, default=1.0, show_default=True, help="Keep the likeliest tokens of this mass.")
+@click.option("--min_p", type=float, default=0.0, show_default=True, help="Drop tokens below this share of the best.")
+@click.option("--repetition_penalty", type=float, default=1.0, show_default=True)
+@click.option("--presence_penalty", type=float, default=0.0, show_default=True)
+@click.option("--frequency_penalty", type=float, default=0.0, show_default=True)
+@click.option("--seed", type=int, help="Makes sampling repeatable.  [default: drawn, and printed]")
+@click.option("--n", type=int, default=1, show_default=True, help="Outputs for every prompt.")
+@click.option("--stop", multiple=True, help="Text that ends an output; may be given again.")
+@click.option("--ignore_eos", is_flag=True, help="Go on past the end-of-sequence token.")
+@click.option("--no_speculation", is_flag=True, help="Plain autoregressive decoding; the output is the same.")
+@click.option("--verify_window", type=int, help="Tokens verified in a pass.  [default: the drafter's block size]")
+@device
+@output_format
+def run(
+    engine_dir: Path,
+    prompts: tuple[str, ...],
+    raw_prompt: bool,
+    max_output_len: int | None,
+    no_speculation: bool,
+    verify_window: int | None,
+    device: str | None,
+    output_format: str,
+    **sampling: Any,
+) -> None:
+    """Decode prompts, all together, and say what speculation did."""
+    from dflash_trt.runtime.llm import LLM
+    from dflash_trt.runtime.sampling import SamplingParams
+
+    if no_speculation and verify_window is not None:
+        raise click.UsageError("--no_speculation and --verify_window exclude each other")
+    params = SamplingParams(max_tokens=max_output_len, **sampling)
+    llm = LLM(engine_dir, device=device)
+    generation = _generate(llm, prompts, raw_prompt, params, 1 if no_speculation else verify_window)
+    if output_format == "json":
+        click.echo(json.dumps(as_json(prompts, generation), ensure_ascii=False))
+        return
+    for prompt, output in zip(prompts, generation, strict=True):
+        for completion in output.outputs:
+            click.echo(f"> {prompt}\n{completion.text}\n")
+    click.echo(_summary(generation), err=True)
+
+
+def _generate(
+    llm: LLM, prompts: tuple[str, ...], raw_prompt: bool, params: Any, verify_window: int | None
+) -> Generation:
+    from dflash_trt.cli.progress import count_progress
+
+    if raw_prompt or llm.tokenizer.chat_template is None:
+        encoded: list[Any] = list(prompts)
+    else:
+        encoded = [llm.encode_chat([{"role": "user", "content": prompt}]) for prompt in prompts]
+    stream = llm.stream(encoded, params, verify_window=verify_window)
+    with count_progress("decoding", stream.most_tokens) as advance:
+        for _ in stream:
+            advance(1)
+    return stream.result()
+
+
+def as_json(prompts: tuple[str, ...], generation: Generation) -> dict[str, Any]:
+    """The object that `--format json` prints."""
+    statistics = generation.statistics
+    return {
+        "outputs": [
+            {
+                "prompt": prompt,
+                "text": completion.text,
+                "token_ids": completion.token_ids,
+                "finish_reason": completion.finish_reason,
+                "seed": completion.seed,
+            }
+            for prompt, output in zip(prompts, generation, strict=True)
+            for completion in output.outputs
+        ],
+        "stats": {
+            "acceptance_length": statistics.acceptance_length,
+            "draft_tokens": statistics.draft_tokens,
+            "accepted_tokens": statistics.accepted_tokens,
+            "output_tokens": statistics.output_tokens,
+            "tokens_per_second": generation.tokens_per_second,
+            "target_passes": generation.target_passes,
+        },
+    }
+
+
+def _summary(generation: Generation) -> str:
+    statistics = generation.statistics
+    length = statistics.acceptance_length
+    return (
+        f"{statistics.output_tokens} tokens, {generation.tokens_per_second:.1f} tokens/s, acceptance length "
+        f"{'-' if length is None else f'{length:.2f}'} ({statistics.accepted_tokens} of {statistics.draft_tokens} "
+        f"draft tokens), {generation.target_passes} target passes, seed "
+        + ", ".join(str(output.outputs[0].seed) for output in generation)
+    )

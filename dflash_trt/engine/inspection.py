@@ -1,0 +1,72 @@
+"""What a directory holds, told from configs and headers without reading a weight."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
+from dflash_trt.checkpoint.weights import SafetensorsWeights, Weights
+from dflash_trt.engine.directory import CONFIG_FILE, open_engine
+from dflash_trt.errors import UserError
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """Kind, configuration, parameters by type, and bytes of a target, a drafter or an engine directory.
+
+    Raises:
+        UserError: it is none of them, or is damaged.
+    """
+    if not path.exists():
+        raise UserError(f"{path}: no such file or directory")
+    config = _config(path)
+    if "build_config" in config:
+        return _describe_engine(path)
+    if "dflash_config" in config or "speculators_model_type" in config:
+        drafter = open_drafter(path)
+        return {"kind": "DFlash drafter", **_plain(drafter.config), **_contents([drafter.weights])}
+    target = open_target(path)
+    return {"kind": "target", **_plain(target.config), **_contents([target.weights])}
+
+
+def _describe_engine(path: Path) -> dict[str, Any]:
+    engine = open_engine(path)
+    config = engine.config
+    target, drafter = config.pretrained_config, config.speculative_config
+    return {
+        "kind": "engine directory",
+        "version": config.version,
+        "builder": asdict(config.builder),
+        "build_config": asdict(config.build_config),
+        "target": f"{target.architecture}, {target.num_hidden_layers} layers, hidden {target.hidden_size}",
+        "drafter": f"{drafter.num_hidden_layers} layers, block {drafter.block_size}, taps {list(drafter.target_layer_ids)}",
+        **_contents([SafetensorsWeights(engine.target_weights), SafetensorsWeights(engine.drafter_weights)]),
+    }
+
+
+def _contents(parts: Iterable[Weights]) -> dict[str, Any]:
+    parameters: Counter[str] = Counter()
+    size = 0
+    for weights in parts:
+        for name in weights.names():
+            count = math.prod(weights.shape(name))
+            parameters[str(weights.dtype(name)).removeprefix("torch.")] += count
+            size += count * weights.dtype(name).itemsize
+    return {"parameters": dict(parameters), "bytes": size}
+
+
+def _plain(config: Any) -> dict[str, Any]:
+    return {name: value for name, value in asdict(config).items() if value is not None}
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads((path / CONFIG_FILE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

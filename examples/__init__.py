@@ -1,0 +1,1 @@
+"""Checkpoints that come with the project, installed as `dflash_trt.examples`."""
