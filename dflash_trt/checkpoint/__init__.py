@@ -1,0 +1,1 @@
+"""What is on disk: the configs and weights of targets and drafters, and whether two belong together."""

@@ -27,7 +27,9 @@ def target_config(file: GGUFFile) -> TargetConfig:
     architecture = read_architecture(file)
     for key in ("expert_count", "attention.sliding_window"):
         if file.metadata.get(f"{architecture}.{key}"):
-            raise file.error(f"{architecture}.{key}", "not supported; only dense models with full attention are")
+            raise file.error(
+                f"{architecture}.{key}", "not supported; only dense models with full attention are"
+            )
     heads, kv_heads = read_head_counts(file)
     hidden_size = _integer(file, f"{architecture}.embedding_length")
     return TargetConfig(
@@ -59,7 +61,7 @@ def read_architecture(file: GGUFFile) -> str:
     architecture = file.metadata.get("general.architecture")
     if architecture not in _ARCHITECTURES:
         raise file.error("general.architecture", f"not supported; supported are {', '.join(_ARCHITECTURES)}")
-    return cast(str, architecture)
+    return architecture
 
 
 def read_head_counts(file: GGUFFile) -> tuple[int, int]:

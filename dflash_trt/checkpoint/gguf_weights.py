@@ -61,7 +61,9 @@ class GGUFWeights:
         for kind in sorted({tensor.type for tensor in file.tensors.values()}):
             if not _can_unpack(kind):
                 name = next(tensor.name for tensor in file.tensors.values() if tensor.type == kind)
-                raise UserError(f"{file.path}: tensor {name} has type {kind.name}, which cannot be dequantized")
+                raise UserError(
+                    f"{file.path}: tensor {name} has type {kind.name}, which cannot be dequantized"
+                )
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._tensors)

@@ -51,7 +51,7 @@ class JsonObject:
 
     def error(self, key: str, problem: str) -> UserError:
         """A refusal that names file, key and, where it has one, the value."""
-        shown = f" is {json.dumps(self.values[key], default=str)}:" if key in self.values else ""
+        shown = f" is {json.dumps(self.values[key], default=str)}:" if key in self else ""
         return UserError(f"{self.path}: {self.key(key)}{shown} {problem}")
 
     def _required(self, key: str) -> object:

@@ -107,5 +107,5 @@ def _check_vocabulary_map(weights: Weights, vocab_size: int) -> None:
             f"{weights.file_of('d2t')}: d2t maps a draft id to {int(outside[0])}, outside a vocabulary of "
             f"{vocab_size}; it must hold offsets to the draft ids"
         )
-    if len(targets.unique()) != len(targets):
+    if len(set(targets.tolist())) != len(targets):
         raise UserError(f"{weights.file_of('d2t')}: d2t maps two draft ids to one token")

@@ -20,7 +20,9 @@ RopeKind = Literal["default", "linear", "llama3", "yarn"]
 _KEYS: dict[RopeKind, frozenset[str]] = {
     "default": frozenset(),
     "linear": frozenset({"factor"}),
-    "llama3": frozenset({"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"}),
+    "llama3": frozenset(
+        {"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"}
+    ),
     "yarn": frozenset(
         {"factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"}
         | {"mscale", "mscale_all_dim", "truncate"}
@@ -87,7 +89,11 @@ def read_rope(config: dict[str, Any], head_dim: int, path: Path, name: str = "")
     """
     top = JsonObject(config, path, name)
     spelling = "rope_parameters" if "rope_parameters" in top else "rope_scaling"
-    if "rope_parameters" in top and "rope_scaling" in top and top.values["rope_scaling"] != top.values[spelling]:
+    if (
+        "rope_parameters" in top
+        and "rope_scaling" in top
+        and top.values["rope_scaling"] != top.values[spelling]
+    ):
         raise top.error("rope_scaling", "differs from rope_parameters; keep one of them")
     rope = top.object(spelling) if spelling in top else JsonObject({}, path, top.key(spelling))
 
@@ -99,7 +105,9 @@ def read_rope(config: dict[str, Any], head_dim: int, path: Path, name: str = "")
             raise place.error("partial_rotary_factor", "rotating a part of the head is not supported")
 
     kind = _read_kind(rope)
-    unused = sorted(key for key in rope.values if key in rope and key not in _KEYS[kind] | _KEYS_OF_EVERY_KIND)
+    unused = sorted(
+        key for key in rope.values if key in rope and key not in _KEYS[kind] | _KEYS_OF_EVERY_KIND
+    )
     if unused:
         raise rope.error(unused[0], f"not a parameter of rope type {kind!r}; remove it if it has no effect")
     theta = (rope if "rope_theta" in rope else top).positive("rope_theta")
@@ -110,7 +118,9 @@ def read_rope(config: dict[str, Any], head_dim: int, path: Path, name: str = "")
         raise rope.error("factor", "must be at least 1")
     if kind == "linear":
         return RopeConfig(kind, theta, head_dim, factor)
-    original = (rope if "original_max_position_embeddings" in rope else top).integer("original_max_position_embeddings")
+    original = (rope if "original_max_position_embeddings" in rope else top).integer(
+        "original_max_position_embeddings"
+    )
     if kind == "llama3":
         low, high = rope.positive("low_freq_factor"), rope.positive("high_freq_factor")
         if high <= low:
@@ -121,7 +131,9 @@ def read_rope(config: dict[str, Any], head_dim: int, path: Path, name: str = "")
 
 def _read_kind(rope: JsonObject) -> RopeKind:
     if any(isinstance(value, dict) for value in rope.values.values()):
-        raise UserError(f"{rope.path}: {rope.name} differs by layer type, which is not supported: use one for all")
+        raise UserError(
+            f"{rope.path}: {rope.name} differs by layer type, which is not supported: use one for all"
+        )
     spelling = "rope_type" if "rope_type" in rope else "type"
     kind = rope.text(spelling) if spelling in rope else "default"
     if kind not in get_args(RopeKind):

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import torch
-
 from dflash_trt.checkpoint.drafter import DrafterConfig
 from dflash_trt.checkpoint.target import TargetConfig
 from dflash_trt.checkpoint.weights import Weights
@@ -14,7 +12,6 @@ from dflash_trt.errors import UserError
 
 Shapes = dict[str, tuple[int, ...]]
 
-_UNQUANTIZED = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # Written by transformers before 4.32; computed from the config since.
 _OBSOLETE = "rotary_emb.inv_freq"
 
@@ -70,7 +67,9 @@ def optional_drafter_tensors(config: DrafterConfig) -> Shapes:
     return shapes
 
 
-def check_tensors(path: Path, weights: Weights, required: Shapes, optional: Mapping[str, tuple[int, ...]]) -> None:
+def check_tensors(
+    path: Path, weights: Weights, required: Shapes, optional: Mapping[str, tuple[int, ...]]
+) -> None:
     """Refuse weights that do not fit their config.
 
     A tensor of 16 bits or more per element must have its shape. Companions that quantization adds beside a
@@ -93,7 +92,7 @@ def check_tensors(path: Path, weights: Weights, required: Shapes, optional: Mapp
     for name in weights.names():
         module, _, parameter = name.rpartition(".")
         if name in known:
-            if weights.dtype(name) in _UNQUANTIZED and weights.shape(name) != known[name]:
+            if weights.dtype(name).itemsize > 1 and weights.shape(name) != known[name]:
                 raise UserError(
                     f"{weights.file_of(name)}: tensor {name} has shape {list(weights.shape(name))}; "
                     f"the config makes it {list(known[name])}"

@@ -126,7 +126,9 @@ def _single_file(path: Path) -> Path:
         raise UserError(f"{path}: holds no weights; expected {SINGLE_FILE}, or {INDEX_FILE} and its shards")
     if len(found) > 1:
         names = ", ".join(file.name for file in found)
-        raise UserError(f"{path}: holds several weight files ({names}) and no {INDEX_FILE} to say which to use")
+        raise UserError(
+            f"{path}: holds several weight files ({names}) and no {INDEX_FILE} to say which to use"
+        )
     return found[0]
 
 
@@ -146,7 +148,9 @@ def _read_index(path: Path) -> dict[str, _Entry]:
             raise UserError(f"{path}: says that {name} is in {shard}, which does not hold it")
         entries[name] = shards[shard][name]
     if (path.parent / SINGLE_FILE).is_file() and SINGLE_FILE not in shards:
-        raise UserError(f"{path.parent}: holds both {SINGLE_FILE} and {path.name} with other shards; remove one")
+        raise UserError(
+            f"{path.parent}: holds both {SINGLE_FILE} and {path.name} with other shards; remove one"
+        )
     return entries
 
 

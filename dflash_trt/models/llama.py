@@ -56,14 +56,15 @@ def forward(
     """Run tokens [B, T] at the span's rows, writing their keys and values into the caches.
 
     Returns:
-        The normed last hidden states [B, T, D], and the residual stream after each layer of `taps`, in their order:
-        Hugging Face's `hidden_states[tap + 1]`, which for the last layer is taken before the final norm.
+        The normed last hidden states [B, T, D], and for each layer of `taps` what drafters are trained on, Hugging
+        Face's `hidden_states[tap + 1]`: the residual stream after that layer, after the last one with its norm.
     """
     hidden = ops.embedding(tokens, weights.embedding)
     mask = ops.attention_mask(span, causal=True, window=None)
     rows = ops.rotary_rows(rotary, span)
-    after_layer = {}
+    states = {}
     for index, (layer, cache) in enumerate(zip(weights.layers, caches, strict=True)):
         hidden = run_layer(ops, config, layer, hidden, cache, span, rows, mask)
-        after_layer[index] = hidden
-    return ops.rms_norm(hidden, weights.norm, config.rms_norm_eps), [after_layer[tap] for tap in taps]
+        states[index] = hidden
+    states[len(weights.layers) - 1] = ops.rms_norm(hidden, weights.norm, config.rms_norm_eps)
+    return states[len(weights.layers) - 1], [states[tap] for tap in taps]

