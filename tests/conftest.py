@@ -28,29 +28,32 @@ def build_pair(directory: Path, target: Path, drafter: Path, **options: object) 
     return LLM(directory, device="cpu")
 
 
-@pytest.fixture(scope="session")
-def random_pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """For each family a directory with target/, a random drafter/, and engine/ in float64."""
-    pairs = {}
-    for family, overrides in {"llama": {"attention_bias": True}, "qwen3": {"tie_word_embeddings": True}}.items():
-        root = tmp_path_factory.mktemp(family)
-        target = random_target(root / "target", family, **overrides)
-        random_drafter(root / "drafter", target)
-        build_pair(root / "engine", root / "target", root / "drafter")
-        pairs[family] = root
-    return pairs
+class Engines(dict[str, LLM]):
+    """Loaded float64 engines by name, each built when first asked for.
+
+    "llama" and "qwen3" are random pairs, whose checkpoints are in `root`/NAME/target and drafter; "tiny" is the trained
+    pair.
+    """
+
+    def __init__(self, root: Path) -> None:
+        super().__init__()
+        self.root = root
+
+    def __missing__(self, name: str) -> LLM:
+        directory = self.root / name
+        if name == "tiny":
+            self[name] = build_pair(
+                directory / "engine", TINY / "target", TINY / "drafter", max_seq_len=512, max_num_tokens=64
+            )
+        else:
+            overrides = {"llama": {"attention_bias": True}, "qwen3": {"tie_word_embeddings": True}}[name]
+            target = random_target(directory / "target", name, **overrides)
+            random_drafter(directory / "drafter", target)
+            self[name] = build_pair(directory / "engine", directory / "target", directory / "drafter")
+        return self[name]
 
 
 @pytest.fixture(scope="session")
-def tiny_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The trained tiny pair in float64, 512 positions."""
-    directory = tmp_path_factory.mktemp("tiny") / "engine"
-    build_pair(directory, TINY / "target", TINY / "drafter", max_seq_len=512, max_num_tokens=64)
-    return directory
-
-
-@pytest.fixture(scope="session")
-def llms(random_pairs: dict[str, Path], tiny_engine: Path) -> dict[str, LLM]:
-    """A loaded engine each of random Llama, random Qwen3 and the trained pair, in float64."""
-    engines = {family: root / "engine" for family, root in random_pairs.items()}
-    return {name: LLM(path, device="cpu") for name, path in {**engines, "tiny": tiny_engine}.items()}
+def llms(tmp_path_factory: pytest.TempPathFactory) -> Engines:
+    """Engines that tests share."""
+    return Engines(tmp_path_factory.mktemp("engines"))

@@ -164,9 +164,7 @@ def _read_speculators(top: JsonObject) -> DrafterConfig:
         mask_token_id=top.integer("mask_token_id", minimum=0),
         target_layer_ids=tuple(stored - 1 for stored in stored_ids),
         num_target_layers=None,
-        layers=read_layers(
-            body, sliding_is_causal=not top.boolean("sliding_window_non_causal", absent=False)
-        ),
+        layers=read_layers(body, sliding_is_causal=not top.boolean("sliding_window_non_causal", absent=False)),
         draft_vocab_size=draft_vocab_size,
     )
 
@@ -181,9 +179,7 @@ def _check_proposals(top: JsonObject, block_size: int) -> None:
             continue
         proposal = JsonObject(method, top.path, f"speculators_config.proposal_methods[{index}]")
         if "speculative_tokens" in proposal and proposal.integer("speculative_tokens") >= block_size:
-            raise proposal.error(
-                "speculative_tokens", f"a block_size of {block_size} drafts {block_size - 1} tokens"
-            )
+            raise proposal.error("speculative_tokens", f"a block_size of {block_size} drafts {block_size - 1} tokens")
 
 
 def _body(top: JsonObject) -> dict[str, Any]:

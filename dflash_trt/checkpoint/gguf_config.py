@@ -27,9 +27,7 @@ def target_config(file: GGUFFile) -> TargetConfig:
     architecture = read_architecture(file)
     for key in ("expert_count", "attention.sliding_window"):
         if file.metadata.get(f"{architecture}.{key}"):
-            raise file.error(
-                f"{architecture}.{key}", "not supported; only dense models with full attention are"
-            )
+            raise file.error(f"{architecture}.{key}", "not supported; only dense models with full attention are")
     heads, kv_heads = read_head_counts(file)
     hidden_size = _integer(file, f"{architecture}.embedding_length")
     return TargetConfig(

@@ -80,9 +80,7 @@ class GGUFFile:
         try:
             self._read_header()
         except (struct.error, UnicodeDecodeError, ValueError, OverflowError) as error:
-            raise UserError(
-                f"{self.path}: header of the GGUF file is cut short or damaged ({error})"
-            ) from None
+            raise UserError(f"{self.path}: header of the GGUF file is cut short or damaged ({error})") from None
         for tensor in self.tensors.values():
             end = tensor.offset + tensor.nbytes
             if end > len(self._map):
@@ -120,9 +118,7 @@ class GGUFFile:
         if type(alignment) is not int or alignment < 1:
             raise ValueError(f"general.alignment {alignment}")
         start = -(-self._position // alignment) * alignment
-        self.tensors = {
-            name: GGUFTensor(name, kind, shape, start + offset) for name, kind, shape, offset in stored
-        }
+        self.tensors = {name: GGUFTensor(name, kind, shape, start + offset) for name, kind, shape, offset in stored}
 
     def _unpack(self, code: str) -> tuple[Any, ...]:
         values = struct.unpack_from("<" + code, self._map, self._position)

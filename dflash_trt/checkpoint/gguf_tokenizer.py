@@ -89,9 +89,7 @@ def read_tokenizer(file: GGUFFile) -> Tokenizer:
     if metadata.get("tokenizer.ggml.add_bos_token", pre == "llama-bpe"):
         bos = token_id(file, "bos")
         if bos is None:
-            raise file.error(
-                "tokenizer.ggml.bos_token_id", "is required, because a text starts with that token"
-            )
+            raise file.error("tokenizer.ggml.bos_token_id", "is required, because a text starts with that token")
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{tokens[bos]}:0 $A:0",
             pair=f"{tokens[bos]}:0 $A:0 {tokens[bos]}:1 $B:1",

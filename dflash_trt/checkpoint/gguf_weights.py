@@ -50,6 +50,7 @@ class GGUFWeights:
     """
 
     def __init__(self, file: GGUFFile) -> None:
+        self.path = file.path
         self._file = file
         self._interleaved_heads: dict[str, int] = {}
         if read_architecture(file) == "llama":
@@ -61,9 +62,7 @@ class GGUFWeights:
         for kind in sorted({tensor.type for tensor in file.tensors.values()}):
             if not _can_unpack(kind):
                 name = next(tensor.name for tensor in file.tensors.values() if tensor.type == kind)
-                raise UserError(
-                    f"{file.path}: tensor {name} has type {kind.name}, which cannot be dequantized"
-                )
+                raise UserError(f"{file.path}: tensor {name} has type {kind.name}, which cannot be dequantized")
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._tensors)
@@ -76,7 +75,7 @@ class GGUFWeights:
 
     def file_of(self, name: str) -> Path:
         del name  # one file holds them all
-        return self._file.path
+        return self.path
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -94,7 +93,7 @@ class GGUFWeights:
 
     def _tensor(self, name: str) -> GGUFTensor:
         if name not in self._tensors:
-            raise UserError(f"{self._file.path}: has no tensor {name}")
+            raise UserError(f"{self.path}: has no tensor {name}")
         return self._tensors[name]
 
 

@@ -1,4 +1,4 @@
-"""Opening a target or a drafter: config and weights, seen to fit each other."""
+"""Opening a target or a drafter: its config and its weights, each read but not yet seen to fit the other."""
 
 from __future__ import annotations
 
@@ -12,12 +12,6 @@ from dflash_trt.checkpoint.gguf_config import target_config
 from dflash_trt.checkpoint.gguf_file import GGUFFile, find_gguf
 from dflash_trt.checkpoint.gguf_weights import GGUFWeights
 from dflash_trt.checkpoint.target import TargetConfig
-from dflash_trt.checkpoint.tensors import (
-    check_tensors,
-    drafter_tensors,
-    optional_drafter_tensors,
-    target_tensors,
-)
 from dflash_trt.checkpoint.weights import SafetensorsWeights, Weights
 from dflash_trt.errors import UserError
 
@@ -29,8 +23,7 @@ class TargetCheckpoint:
     Attributes:
         path: the Hugging Face directory or the GGUF file.
         config: what it is.
-        weights: its tensors. `lm_head.weight` may be among them though the config ties it to the embedding;
-            it is then a copy of the embedding.
+        weights: its tensors.
     """
 
     path: Path
@@ -53,16 +46,6 @@ class DrafterCheckpoint:
     config: DrafterConfig
     weights: Weights
 
-    @property
-    def own_embedding(self) -> bool:
-        """The checkpoint holds `embed_tokens.weight`; else the target's embedding is borrowed."""
-        return "embed_tokens.weight" in self.weights
-
-    @property
-    def own_head(self) -> bool:
-        """The checkpoint holds `lm_head.weight`; else the target's head is borrowed."""
-        return "lm_head.weight" in self.weights
-
 
 def open_target(path: str | Path) -> TargetCheckpoint:
     """Open a Hugging Face directory, a GGUF file, or a directory that holds exactly one GGUF file.
@@ -78,8 +61,6 @@ def open_target(path: str | Path) -> TargetCheckpoint:
     else:
         path, file = gguf_path, GGUFFile(gguf_path)
         config, weights = target_config(file), GGUFWeights(file)
-    copies = {"lm_head.weight": (config.vocab_size, config.hidden_size)} if config.tie_word_embeddings else {}
-    check_tensors(path, weights, target_tensors(config), copies)
     return TargetCheckpoint(path, config, weights)
 
 
@@ -91,21 +72,27 @@ def open_drafter(path: str | Path) -> DrafterCheckpoint:
     """
     path = Path(path)
     config, weights = DrafterConfig.from_pretrained(path), SafetensorsWeights(path)
-    check_tensors(path, weights, drafter_tensors(config), optional_drafter_tensors(config))
-    if "d2t" in weights:
-        _check_vocabulary_map(weights, config.vocab_size)
+    if config.has_reduced_vocabulary:
+        _check_vocabulary_map(weights, config)
     return DrafterCheckpoint(path, config, weights)
 
 
-def _check_vocabulary_map(weights: Weights, vocab_size: int) -> None:
-    """Offsets, so that draft id i is target id i + d2t[i]: each inside the vocabulary, none of them twice."""
-    offsets = weights.read("d2t").to(torch.int64)
+def _check_vocabulary_map(weights: Weights, config: DrafterConfig) -> None:
+    """Offsets, so that draft id i is target id i + d2t[i]: each inside the vocabulary, none of them twice.
+
+    A map that is missing or has another shape or type is left to the model, which refuses it as any other tensor.
+    """
+    if "d2t" not in weights or weights.shape("d2t") != (config.draft_vocab_size,):
+        return
+    offsets = weights.read("d2t")
+    if offsets.dtype not in (torch.int64, torch.int32):
+        return
     targets = torch.arange(len(offsets)) + offsets
-    outside = targets[(targets < 0) | (targets >= vocab_size)]
+    outside = targets[(targets < 0) | (targets >= config.vocab_size)]
     if len(outside):
         raise UserError(
             f"{weights.file_of('d2t')}: d2t maps a draft id to {int(outside[0])}, outside a vocabulary of "
-            f"{vocab_size}; it must hold offsets to the draft ids"
+            f"{config.vocab_size}; it must hold offsets to the draft ids"
         )
     if len(set(targets.tolist())) != len(targets):
         raise UserError(f"{weights.file_of('d2t')}: d2t maps two draft ids to one token")

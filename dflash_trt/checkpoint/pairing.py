@@ -9,9 +9,7 @@ from dflash_trt.checkpoint.target import CONFIG_FILE, TargetConfig
 from dflash_trt.errors import UserError
 
 
-def check_pairing(
-    target: TargetConfig, target_path: Path, drafter: DrafterConfig, drafter_path: Path
-) -> None:
+def check_pairing(target: TargetConfig, target_path: Path, drafter: DrafterConfig, drafter_path: Path) -> None:
     """Refuse a drafter that was made for another target.
 
     The drafter reads the target's embedding and K tapped states of `hidden_size` each, so both widths are

@@ -1,6 +1,7 @@
 """Rotary position embedding: what a config says about it, and the frequencies that follow.
 
-The formulas are those of `transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS`, in float64.
+The formulas are those of `transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS`, in float32 and in the same order of
+operations: an angle is a frequency times a position, so far into a context a last bit counts a thousandfold.
 """
 
 from __future__ import annotations
@@ -20,9 +21,7 @@ RopeKind = Literal["default", "linear", "llama3", "yarn"]
 _KEYS: dict[RopeKind, frozenset[str]] = {
     "default": frozenset(),
     "linear": frozenset({"factor"}),
-    "llama3": frozenset(
-        {"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"}
-    ),
+    "llama3": frozenset({"factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"}),
     "yarn": frozenset(
         {"factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow"}
         | {"mscale", "mscale_all_dim", "truncate"}
@@ -89,11 +88,7 @@ def read_rope(config: dict[str, Any], head_dim: int, path: Path, name: str = "")
     """
     top = JsonObject(config, path, name)
     spelling = "rope_parameters" if "rope_parameters" in top else "rope_scaling"
-    if (
-        "rope_parameters" in top
-        and "rope_scaling" in top
-        and top.values["rope_scaling"] != top.values[spelling]
-    ):
+    if "rope_parameters" in top and "rope_scaling" in top and top.values["rope_scaling"] != top.values[spelling]:
         raise top.error("rope_scaling", "differs from rope_parameters; keep one of them")
     rope = top.object(spelling) if spelling in top else JsonObject({}, path, top.key(spelling))
 
@@ -105,9 +100,7 @@ def read_rope(config: dict[str, Any], head_dim: int, path: Path, name: str = "")
             raise place.error("partial_rotary_factor", "rotating a part of the head is not supported")
 
     kind = _read_kind(rope)
-    unused = sorted(
-        key for key in rope.values if key in rope and key not in _KEYS[kind] | _KEYS_OF_EVERY_KIND
-    )
+    unused = sorted(key for key in rope.values if key in rope and key not in _KEYS[kind] | _KEYS_OF_EVERY_KIND)
     if unused:
         raise rope.error(unused[0], f"not a parameter of rope type {kind!r}; remove it if it has no effect")
     theta = (rope if "rope_theta" in rope else top).positive("rope_theta")
@@ -118,9 +111,7 @@ def read_rope(config: dict[str, Any], head_dim: int, path: Path, name: str = "")
         raise rope.error("factor", "must be at least 1")
     if kind == "linear":
         return RopeConfig(kind, theta, head_dim, factor)
-    original = (rope if "original_max_position_embeddings" in rope else top).integer(
-        "original_max_position_embeddings"
-    )
+    original = (rope if "original_max_position_embeddings" in rope else top).integer("original_max_position_embeddings")
     if kind == "llama3":
         low, high = rope.positive("low_freq_factor"), rope.positive("high_freq_factor")
         if high <= low:
@@ -131,9 +122,7 @@ def read_rope(config: dict[str, Any], head_dim: int, path: Path, name: str = "")
 
 def _read_kind(rope: JsonObject) -> RopeKind:
     if any(isinstance(value, dict) for value in rope.values.values()):
-        raise UserError(
-            f"{rope.path}: {rope.name} differs by layer type, which is not supported: use one for all"
-        )
+        raise UserError(f"{rope.path}: {rope.name} differs by layer type, which is not supported: use one for all")
     spelling = "rope_type" if "rope_type" in rope else "type"
     kind = rope.text(spelling) if spelling in rope else "default"
     if kind not in get_args(RopeKind):
@@ -164,16 +153,18 @@ def _read_yarn(rope: JsonObject, theta: float, head_dim: int, factor: float, ori
 
 
 def inverse_frequencies(rope: RopeConfig) -> torch.Tensor:
-    """Radians that each pair of dimensions turns per position: [head_dim / 2], float64."""
-    exponent = torch.arange(0, rope.head_dim, 2, dtype=torch.float64) / rope.head_dim
-    plain = rope.theta**-exponent
+    """Radians that each pair of dimensions turns per position: [head_dim / 2], float32, bit for bit transformers'."""
+    periods = rope.theta ** (torch.arange(0, rope.head_dim, 2, dtype=torch.float32) / rope.head_dim)
+    plain = 1 / periods
     if rope.kind == "default":
         return plain
-    stretched = plain / rope.factor
     if rope.kind == "linear":
-        return stretched
-    kept = _llama3_kept(rope, plain) if rope.kind == "llama3" else _yarn_kept(rope)
-    return kept * plain + (1 - kept) * stretched
+        return plain / rope.factor
+    if rope.kind == "llama3":
+        kept = _llama3_kept(rope, plain)
+        return (1 - kept) * plain / rope.factor + kept * plain
+    kept = _yarn_kept(rope)
+    return (1 - kept) * (1 / (rope.factor * periods)) + kept * plain
 
 
 def attention_scaling(rope: RopeConfig) -> float:
@@ -195,7 +186,7 @@ def _llama3_kept(rope: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
     """How much of each frequency stays unstretched: a ramp in its turns over the original context."""
     assert rope.original_max_position_embeddings is not None
     assert rope.low_freq_factor is not None and rope.high_freq_factor is not None
-    turns = rope.original_max_position_embeddings * plain / (2 * math.pi)
+    turns = rope.original_max_position_embeddings / (2 * math.pi / plain)
     return ((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)).clamp(0, 1)
 
 
@@ -213,5 +204,5 @@ def _yarn_kept(rope: RopeConfig) -> torch.Tensor:
     low, high = max(low, 0), min(high, rope.head_dim - 1)
     if low == high:
         high += 0.001  # as published: a ramp needs some width
-    ramp = (torch.arange(rope.head_dim // 2, dtype=torch.float64) - low) / (high - low)
+    ramp = (torch.arange(rope.head_dim // 2, dtype=torch.float32) - low) / (high - low)
     return 1 - ramp.clamp(0, 1)

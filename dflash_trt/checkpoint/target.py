@@ -153,9 +153,7 @@ def read_heads(top: JsonObject, derive: bool) -> tuple[int, int]:
     if derive and "head_dim" not in top:
         hidden_size = top.integer("hidden_size")
         if hidden_size % heads:
-            raise top.error(
-                "hidden_size", f"must be a multiple of num_attention_heads, {heads}, or head_dim be given"
-            )
+            raise top.error("hidden_size", f"must be a multiple of num_attention_heads, {heads}, or head_dim be given")
         head_dim = hidden_size // heads
     else:
         head_dim = top.integer("head_dim")
@@ -167,9 +165,7 @@ def read_heads(top: JsonObject, derive: bool) -> tuple[int, int]:
 def _architecture(top: JsonObject) -> str:
     architectures = top.texts("architectures")
     if len(architectures) != 1 or architectures[0] not in _MODEL_TYPES:
-        raise top.error(
-            "architectures", f"not supported as a target; supported are {', '.join(_MODEL_TYPES)}"
-        )
+        raise top.error("architectures", f"not supported as a target; supported are {', '.join(_MODEL_TYPES)}")
     return architectures[0]
 
 

@@ -80,15 +80,9 @@ def _template_of(tokenizer_config: JsonObject) -> str | None:
     if not isinstance(templates, list):
         return tokenizer_config.text("chat_template") if templates is not None else None
     for entry in templates:
-        if (
-            isinstance(entry, dict)
-            and entry.get("name") == "default"
-            and isinstance(entry.get("template"), str)
-        ):
+        if isinstance(entry, dict) and entry.get("name") == "default" and isinstance(entry.get("template"), str):
             return str(entry["template"])
-    raise UserError(
-        f"{tokenizer_config.path}: chat_template names {len(templates)} templates, none of them default"
-    )
+    raise UserError(f"{tokenizer_config.path}: chat_template names {len(templates)} templates, none of them default")
 
 
 def _build(file: GGUFFile, destination: Path) -> None:

@@ -38,7 +38,13 @@ DTYPES: dict[str, torch.dtype] = {
 
 
 class Weights(Protocol):
-    """Named tensors of a checkpoint, under their Hugging Face names."""
+    """Named tensors of a checkpoint, under their Hugging Face names.
+
+    Attributes:
+        path: the file or directory that was opened.
+    """
+
+    path: Path
 
     def names(self) -> tuple[str, ...]:
         """Every tensor, in the file's order."""
@@ -126,9 +132,7 @@ def _single_file(path: Path) -> Path:
         raise UserError(f"{path}: holds no weights; expected {SINGLE_FILE}, or {INDEX_FILE} and its shards")
     if len(found) > 1:
         names = ", ".join(file.name for file in found)
-        raise UserError(
-            f"{path}: holds several weight files ({names}) and no {INDEX_FILE} to say which to use"
-        )
+        raise UserError(f"{path}: holds several weight files ({names}) and no {INDEX_FILE} to say which to use")
     return found[0]
 
 
@@ -148,9 +152,7 @@ def _read_index(path: Path) -> dict[str, _Entry]:
             raise UserError(f"{path}: says that {name} is in {shard}, which does not hold it")
         entries[name] = shards[shard][name]
     if (path.parent / SINGLE_FILE).is_file() and SINGLE_FILE not in shards:
-        raise UserError(
-            f"{path.parent}: holds both {SINGLE_FILE} and {path.name} with other shards; remove one"
-        )
+        raise UserError(f"{path.parent}: holds both {SINGLE_FILE} and {path.name} with other shards; remove one")
     return entries
 
 

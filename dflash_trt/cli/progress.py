@@ -34,6 +34,7 @@ def count_progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
 @contextmanager
 def _bar(what: str, total: int, amount: ProgressColumn) -> Iterator[Callable[[int], None]]:
     columns = (TextColumn("{task.description}"), BarColumn(), amount, TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(what, total=total)
         yield lambda amount: progress.advance(task, amount)

@@ -16,8 +16,7 @@ from dflash_trt.checkpoint.weights import Weights
 from dflash_trt.engine.config import BuildConfig, Builder, EngineConfig
 from dflash_trt.engine.directory import Engine, write_config, written_whole
 from dflash_trt.errors import UserError
-from dflash_trt.models import dflash
-from dflash_trt.models.pair import load_target
+from dflash_trt.models.pair import drafter_manifest, target_manifest
 from dflash_trt.models.weights import Manifest
 
 Progress = Callable[[int], None]
@@ -44,6 +43,7 @@ def build_engine(
         builder=Builder("torch", torch.__version__),
     )
     plan = plan_build(target, drafter, config)
+    _check_tied_head(target)
     with written_whole(output_dir) as directory:
         write_config(directory, engine_config)
         save_tokenizer(target.path, directory)
@@ -70,13 +70,7 @@ def plan_build(
     check_pairing(target.config, target.path, drafter.config, drafter.path)
     _check_length(target, config)
     dtype = getattr(torch, config.dtype)
-    wanted = Manifest(target.weights), Manifest(drafter.weights)
-    load_target(wanted[0], target.config)
-    dflash.load(wanted[1], drafter.config)
-    for manifest in wanted:
-        manifest.refuse_unread()
-    target_specs, drafter_specs = (_specs(manifest, dtype) for manifest in wanted)
-    return target_specs, drafter_specs
+    return _specs(target_manifest(target), dtype), _specs(drafter_manifest(drafter), dtype)
 
 
 def _specs(manifest: Manifest, dtype: torch.dtype) -> list[TensorSpec]:
@@ -90,6 +84,19 @@ def _check_length(target: TargetCheckpoint, config: BuildConfig) -> None:
         raise UserError(
             f"max_seq_len is {config.max_seq_len}, above max_position_embeddings {trained} of {target.path}; "
             f"give {trained} or less"
+        )
+
+
+def _check_tied_head(target: TargetCheckpoint) -> None:
+    """A tied head may be stored once more, as a copy; a head of its own would silently be lost."""
+    head, embedding = "lm_head.weight", "model.embed_tokens.weight"
+    weights = target.weights
+    if not target.config.tie_word_embeddings or head not in weights:
+        return
+    if weights.dtype(head) != weights.dtype(embedding) or not torch.equal(weights.read(head), weights.read(embedding)):
+        raise UserError(
+            f"{weights.file_of(head)}: {head} is not a copy of {embedding}, which the config's tie_word_embeddings "
+            "says it is; set that to false, or remove the tensor"
         )
 
 

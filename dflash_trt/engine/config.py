@@ -47,9 +47,8 @@ def checkpoint_dtype(weights: Weights) -> Dtype:
         str(weights.dtype(name)).removeprefix("torch.") for name in weights.names() if len(weights.shape(name)) == 2
     }
     if len(found) != 1 or not found <= set(get_args(Dtype)):
-        raise UserError(
-            f"{weights.path}: its matrices are {', '.join(sorted(found))}; say --dtype, one of {', '.join(get_args(Dtype))}"
-        )
+        choices = ", ".join(get_args(Dtype))
+        raise UserError(f"{weights.path}: its matrices are {', '.join(sorted(found))}; say --dtype, one of {choices}")
     return cast(Dtype, found.pop())
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from pydantic import TypeAdapter, ValidationError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
@@ -29,8 +30,16 @@ class Engine:
     config: EngineConfig
 
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        """The target's tokenizer, with its chat template where it has one."""
-        return AutoTokenizer.from_pretrained(self.path, local_files_only=True)
+        """The target's tokenizer, with its chat template where it has one.
+
+        Raises:
+            UserError: its files are missing or damaged.
+        """
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(self.path, local_files_only=True)
+        except (OSError, ValueError) as error:
+            raise UserError(f"{self.path}: its tokenizer cannot be loaded ({str(error).splitlines()[0]})") from None
+        return cast(PreTrainedTokenizerFast, tokenizer)
 
     @property
     def target_weights(self) -> Path:

@@ -14,6 +14,7 @@ from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
 from dflash_trt.checkpoint.weights import SafetensorsWeights, Weights
 from dflash_trt.engine.directory import CONFIG_FILE, open_engine
 from dflash_trt.errors import UserError
+from dflash_trt.models.pair import drafter_manifest, target_manifest
 
 
 def describe(path: Path) -> dict[str, Any]:
@@ -29,8 +30,10 @@ def describe(path: Path) -> dict[str, Any]:
         return _describe_engine(path)
     if "dflash_config" in config or "speculators_model_type" in config:
         drafter = open_drafter(path)
+        drafter_manifest(drafter)
         return {"kind": "DFlash drafter", **_plain(drafter.config), **_contents([drafter.weights])}
     target = open_target(path)
+    target_manifest(target)
     return {"kind": "target", **_plain(target.config), **_contents([target.weights])}
 
 
@@ -44,7 +47,8 @@ def _describe_engine(path: Path) -> dict[str, Any]:
         "builder": asdict(config.builder),
         "build_config": asdict(config.build_config),
         "target": f"{target.architecture}, {target.num_hidden_layers} layers, hidden {target.hidden_size}",
-        "drafter": f"{drafter.num_hidden_layers} layers, block {drafter.block_size}, taps {list(drafter.target_layer_ids)}",
+        "drafter": f"{drafter.num_hidden_layers} layers, block {drafter.block_size}, "
+        f"taps {list(drafter.target_layer_ids)}",
         **_contents([SafetensorsWeights(engine.target_weights), SafetensorsWeights(engine.drafter_weights)]),
     }
 

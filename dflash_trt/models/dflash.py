@@ -2,8 +2,8 @@
 
 Its layers are Qwen3-style whatever the target is. Context reaches them only as keys and values: the target's tapped
 states are fused into one vector c a token, and every layer projects c with the same weights that project its own block
-(the DFlash paper's "KV injection"). So the drafter's cache is written by the target's pass, and a draft needs nothing but an
-anchor token and a length.
+(the DFlash paper's "KV injection"). So the drafter's cache is written by the target's pass, and a draft needs nothing
+but an anchor token and a length.
 """
 
 from __future__ import annotations
@@ -39,9 +39,7 @@ def load(loader: WeightLoader, config: DrafterConfig) -> DrafterWeights:
     return DrafterWeights(
         fc=load_linear(loader, "fc", hidden, len(config.target_layer_ids) * hidden),
         hidden_norm=loader.tensor("hidden_norm.weight", (hidden,)),
-        layers=tuple(
-            load_layer(loader, f"layers.{i}", config, qk_norm=True) for i in range(config.num_hidden_layers)
-        ),
+        layers=tuple(load_layer(loader, f"layers.{i}", config, qk_norm=True) for i in range(config.num_hidden_layers)),
         norm=loader.tensor("norm.weight", (hidden,)),
         head=None if own_head is None else load_linear(loader, "lm_head", *own_head),
         offsets=None if own_head is None else loader.integers("d2t", own_head[:1]),
@@ -64,7 +62,7 @@ def write_context(
     span: Span,
     rotary: RotaryTable,
 ) -> None:
-    """Write every layer's context keys and values for the target's tapped states, each [B, T, D], at the span's rows."""
+    """Write every layer's context keys and values for the target's tapped states [B, T, D] at the span's rows."""
     context = ops.rms_norm(ops.linear(ops.concat(features), weights.fc), weights.hidden_norm, config.rms_norm_eps)
     rows = ops.rotary_rows(rotary, span)
     for layer, cache in zip(weights.layers, caches, strict=True):

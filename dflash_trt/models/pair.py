@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from dflash_trt.checkpoint.drafter import DrafterConfig
+from dflash_trt.checkpoint.open_checkpoint import DrafterCheckpoint, TargetCheckpoint
 from dflash_trt.checkpoint.target import TargetConfig
 from dflash_trt.models import dflash, llama, qwen3
 from dflash_trt.models.dflash import DrafterWeights
 from dflash_trt.models.llama import TargetWeights
-from dflash_trt.models.weights import WeightLoader
+from dflash_trt.models.weights import Manifest, WeightLoader
 from dflash_trt.ops.base import LayerCache, Ops, RotaryTable, Span, Tensor
 
 FAMILIES: dict[str, ModuleType] = {"LlamaForCausalLM": llama, "Qwen3ForCausalLM": qwen3}
@@ -86,3 +87,23 @@ def load_target(loader: WeightLoader, config: TargetConfig) -> TargetWeights:
     """The weights of a target of any supported family."""
     load: Callable[[WeightLoader, TargetConfig], TargetWeights] = FAMILIES[config.architecture].load
     return load(loader, config)
+
+
+def target_manifest(checkpoint: TargetCheckpoint) -> Manifest:
+    """The tensors that a target's model reads, seen in the headers to be there and to fit its config.
+
+    Raises:
+        UserError: one is missing or has another shape or type, or a tensor has no place in the model.
+    """
+    manifest = Manifest(checkpoint.weights)
+    load_target(manifest, checkpoint.config)
+    manifest.refuse_unread()
+    return manifest
+
+
+def drafter_manifest(checkpoint: DrafterCheckpoint) -> Manifest:
+    """As `target_manifest`, of a drafter."""
+    manifest = Manifest(checkpoint.weights)
+    dflash.load(manifest, checkpoint.config)
+    manifest.refuse_unread()
+    return manifest

@@ -89,26 +89,27 @@ class Manifest:
         """Refuse a checkpoint with tensors that the model has no place for: it is not what its config describes.
 
         Raises:
-            UserError: naming the file and the first such tensors.
+            UserError: naming the first such tensor and its file.
         """
         known = self.floats.keys() | self.others.keys() | self.ignored
         unread = sorted(n for n in self.weights.names() if n not in known and not n.endswith(_RECOMPUTED))
         if unread:
-            shown = ", ".join(unread[:3]) + (", ..." if len(unread) > 3 else "")
+            count = f", the first of {len(unread)} such" if len(unread) > 1 else ""
             raise UserError(
-                f"{self.weights.file_of(unread[0])}: holds {len(unread)} tensors that config.json has no place for: {shown}"
+                f"{self.weights.file_of(unread[0])}: tensor {unread[0]} has no place in the model that the config "
+                f"describes{count}"
             )
 
 
 def _check(weights: Weights, name: str, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...]) -> None:
     if name not in weights:
-        raise UserError(f"{weights.path}: lacks the tensor {name}, which its config.json calls for")
-    where = f"{weights.file_of(name)}: {name}"
+        raise UserError(f"{weights.path}: lacks the tensor {name}, of shape {list(shape)}")
+    where = f"{weights.file_of(name)}: tensor {name}"
     if weights.shape(name) != shape:
-        raise UserError(f"{where} has shape {list(weights.shape(name))}, its config.json makes it {list(shape)}")
+        raise UserError(f"{where} has shape {list(weights.shape(name))}; the config makes it {list(shape)}")
     if weights.dtype(name) not in dtypes:
-        allowed = " or ".join(_name(dtype) for dtype in dtypes)
-        raise UserError(f"{where} has type {_name(weights.dtype(name))}, it must be {allowed}")
+        allowed = ", ".join(_name(dtype) for dtype in dtypes[:-1]) + f" or {_name(dtypes[-1])}"
+        raise UserError(f"{where} has type {_name(weights.dtype(name))}; it must be {allowed}")
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -53,14 +53,15 @@ class TorchOps:
 
     def rotary_rows(self, table: RotaryTable, span: Span) -> RotaryTable:
         def at_positions(values: Tensor) -> Tensor:
-            half = values[span.positions]
+            half: Tensor = values[span.positions]
             return torch.cat((half, half), dim=-1)[:, None]
 
         return RotaryTable(at_positions(table.cos), at_positions(table.sin))
 
     def rotary_embedding(self, x: Tensor, rotary: RotaryTable) -> Tensor:
         first, second = x.chunk(2, dim=-1)
-        return x * rotary.cos + torch.cat((-second, first), dim=-1) * rotary.sin
+        rotated: Tensor = x * rotary.cos + torch.cat((-second, first), dim=-1) * rotary.sin
+        return rotated
 
     def kv_cache_update(self, cache: LayerCache, keys: Tensor, values: Tensor, span: Span) -> LayerCache:
         rows = (span.slots[:, None], slice(None), span.positions)
@@ -75,7 +76,7 @@ class TorchOps:
             return None
         query = span.positions[:, None, :, None]
         key = torch.arange(span.extent, device=query.device)
-        visible = key <= query if causal else key <= span.positions[:, None, -1:, None]
+        visible: Tensor = key <= query if causal else key <= span.positions[:, None, -1:, None]
         if window is not None:
             visible = visible & ((query - key).abs() < window)
         return visible

@@ -178,7 +178,7 @@ class LLM:
         if self.tokenizer.chat_template is None:
             raise UserError(f"{self.engine.path}: has no chat template; give the prompt as plain text")
         text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def request(self, index: int, prompt: Prompt, params: SamplingParams) -> Request:
         """The request for prompt `index` of a call, checked."""
@@ -190,7 +190,8 @@ class LLM:
             raise UserError(f"prompt {index}: a token id is outside the vocabulary of {target.vocab_size}")
         if len(ids) >= limit:
             raise UserError(
-                f"prompt {index}: has {len(ids)} tokens; the engine's max_seq_len of {limit} takes {limit - 1} and an answer"
+                f"prompt {index}: has {len(ids)} tokens; the engine's max_seq_len of {limit} leaves room for "
+                f"{limit - 1} and one of output"
             )
         eos = () if params.ignore_eos else target.eos_token_ids
         return Request(

@@ -1,11 +1,11 @@
 """Counter-based Gumbel noise: a pure function of seed, position and token id.
 
-Adding it to logits / T and taking the argmax draws from softmax(logits / T) (the Gumbel-max trick). Since the noise of a
-position is known before any pass runs, a token is the same whoever computes it, in whatever batch or block, and a
+Adding it to logits / T and taking the argmax draws from softmax(logits / T) (the Gumbel-max trick). Since the noise of
+a position is known before any pass runs, a token is the same whoever computes it, in whatever batch or block, and a
 drafter can guess with the noise that the target will use.
 
-The bits are Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), as `tl.philox` gives them:
-key = seed, counter = (token id // 4, position, 0, 0), and of the four words that number token id % 4.
+The bits are Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), as `tl.philox` gives
+them: key = seed, counter = (token id // 4, position, 0, 0), and of the four words that number token id % 4.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ROUNDS = 10
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """Four 32-bit words for each counter and key; all are int64 tensors of broadcastable shapes holding 32-bit values."""
+    """Four 32-bit words for each counter and key, all int64 tensors of broadcastable shapes."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
@@ -39,7 +39,7 @@ def gumbel(seeds: Tensor, positions: Tensor, vocab_size: int, dtype: torch.dtype
     zero = torch.zeros_like(groups)
     words = philox((groups, positions[..., None], zero, zero), key)
     bits = torch.stack(words, dim=-1).flatten(-2)[..., :vocab_size]
-    # (bits + 1/2) / 2^32 lies inside (0, 1) also after rounding to float32 upwards, unless it rounds to 1.
+    # (bits + 1/2) / 2^32 lies inside (0, 1), but float32 may round it to 1.
     uniform = ((bits.to(torch.float64) + 0.5) * 2.0**-32).to(dtype)
     uniform.clamp_(max=1.0 - torch.finfo(dtype).eps / 2)
     # log1p keeps the relative precision of small u, where -log(-log(1 - u)) is largest.

@@ -1,7 +1,8 @@
 """How a token is chosen from logits, the same for target and drafter, greedy and sampled.
 
-The token at position p is argmax(filtered logits / T + Gumbel(seed, p, token id)), at T = 0 the plain argmax. The choice
-depends on nothing else, so verification is a comparison, and output is a function of prompt, parameters and seed.
+The token at position p is argmax(filtered logits / T + Gumbel(seed, p, token id)), at T = 0 the plain argmax. The
+choice depends on nothing else, so verification is a comparison, and output is a function of prompt, parameters and
+seed.
 """
 
 from __future__ import annotations
@@ -180,8 +181,9 @@ def _draw(logits: Tensor, positions: Tensor, sampling: Sampling, rows: Tensor) -
 def _threshold(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """The least value [n, R, 1] that top-k and then top-p keep; -inf where neither cuts.
 
-    Sorting whole vocabularies is slow and rarely needed: the largest 1,024 values settle nearly every row. A threshold,
-    not a set of indices, so that tokens of equal probability are all kept or all dropped, in whatever order a sort has them.
+    Sorting whole vocabularies is slow and rarely needed: the largest 1,024 values settle nearly every row. It is a
+    threshold, not a set of indices, so that tokens of equal probability are all kept or all dropped, in whatever order
+    a sort has them.
     """
     vocab_size = scaled.shape[-1]
     mass = (scaled - scaled.amax(-1, keepdim=True)).exp().sum(-1, keepdim=True, dtype=torch.float64)

@@ -63,8 +63,7 @@ def test_scales(z_lab_config: dict[str, Any]) -> None:
 @pytest.mark.parametrize("off", [None, 0, 0.0])
 def test_no_cap(z_lab_config: dict[str, Any], off: float | None) -> None:
     assert (
-        DrafterConfig.from_dict(z_lab_config | {"final_logit_softcapping": off}, PATH).final_logit_softcapping
-        is None
+        DrafterConfig.from_dict(z_lab_config | {"final_logit_softcapping": off}, PATH).final_logit_softcapping is None
     )
 
 
@@ -79,9 +78,7 @@ def test_formats_agree(z_lab_config: dict[str, Any], speculators_config: dict[st
 
 
 def test_full_vocabulary_needs_no_map(speculators_config: dict[str, Any]) -> None:
-    assert not DrafterConfig.from_dict(
-        speculators_config | {"draft_vocab_size": 96}, PATH
-    ).has_reduced_vocabulary
+    assert not DrafterConfig.from_dict(speculators_config | {"draft_vocab_size": 96}, PATH).has_reduced_vocabulary
 
 
 @pytest.mark.parametrize("non_causal", [False, True])
@@ -96,9 +93,7 @@ def test_sliding_layers_of_speculators(speculators_config: dict[str, Any], non_c
     assert layers == (DraftLayer(64, not non_causal), DraftLayer(None, False))
 
 
-@pytest.mark.parametrize(
-    "key", ["block_size", "dflash_config", "vocab_size", "head_dim", "hidden_act", "rms_norm_eps"]
-)
+@pytest.mark.parametrize("key", ["block_size", "dflash_config", "vocab_size", "head_dim", "hidden_act", "rms_norm_eps"])
 def test_z_lab_requires(z_lab_config: dict[str, Any], key: str) -> None:
     del z_lab_config[key]
     with pytest.raises(UserError, match=f"^draft/config.json: (dflash_config.)?{key} is required$"):
@@ -178,9 +173,7 @@ def test_z_lab_refuses(
         ),
     ],
 )
-def test_speculators_refuses(
-    speculators_config: dict[str, Any], changes: dict[str, Any], message: str
-) -> None:
+def test_speculators_refuses(speculators_config: dict[str, Any], changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as refusal:
         DrafterConfig.from_dict(speculators_config | changes, PATH)
     assert str(refusal.value).startswith("draft/config.json: ")

@@ -112,7 +112,5 @@ def test_refuses(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
 
 def test_refuses_other_architectures(tmp_path: Path) -> None:
     path = tiny_gguf.write(tmp_path / "m.gguf", "gemma")
-    with pytest.raises(
-        UserError, match=r"general\.architecture is 'gemma': not supported; supported are llama, qwen3"
-    ):
+    with pytest.raises(UserError, match=r"general\.architecture is 'gemma': not supported; supported are llama, qwen3"):
         target_config(GGUFFile(path))

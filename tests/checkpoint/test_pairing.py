@@ -72,7 +72,9 @@ def test_refuses_taps_beyond_the_target(target: TargetConfig, drafter: DrafterCo
     with pytest.raises(UserError) as refusal:
         check_pairing(small, Path("target"), anonymous, Path("draft"))
     if drafter.format == "z-lab":
-        expected = "dflash_config.target_layer_ids is up to 2, num_hidden_layers of target is 2: the last layer to tap is 1"
+        expected = (
+            "dflash_config.target_layer_ids is up to 2, num_hidden_layers of target is 2: the last layer to tap is 1"
+        )
     else:
         expected = "aux_hidden_state_layer_ids is up to 3, num_hidden_layers of target is 2: the last layer to tap is 2"
     assert str(refusal.value) == f"draft: {expected}"
@@ -80,9 +82,7 @@ def test_refuses_taps_beyond_the_target(target: TargetConfig, drafter: DrafterCo
 
 def test_refuses_a_mask_outside_the_embedding(target: TargetConfig, drafter: DrafterConfig) -> None:
     outside = replace(drafter, mask_token_id=96)
-    with pytest.raises(
-        UserError, match="mask_token_id is 96, vocab_size of target is 96: the mask needs a row"
-    ):
+    with pytest.raises(UserError, match="mask_token_id is 96, vocab_size of target is 96: the mask needs a row"):
         check_pairing(target, Path("target"), outside, Path("draft"))
 
 

@@ -90,9 +90,7 @@ SPEC = TensorSpec("t", torch.float32, (2,))
         ([TensorSpec("t", torch.complex128, (2,))], [torch.zeros(2, dtype=torch.complex128)]),
     ],
 )
-def test_a_mismatch_leaves_nothing_behind(
-    tmp_path: Path, specs: list[TensorSpec], tensors: list[torch.Tensor]
-) -> None:
+def test_a_mismatch_leaves_nothing_behind(tmp_path: Path, specs: list[TensorSpec], tensors: list[torch.Tensor]) -> None:
     with pytest.raises(ValueError):
         write_safetensors(tmp_path / "w.safetensors", specs, tensors)
     assert list(tmp_path.iterdir()) == []

@@ -88,9 +88,7 @@ def test_end_tokens_of_the_config(saved: Path, tmp_path: Path) -> None:
 
 
 def test_refuses(saved: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"tokenizer\.json: no such file; write it with transformers\.AutoTokenizer"
-    ):
+    with pytest.raises(UserError, match=r"tokenizer\.json: no such file; write it with transformers\.AutoTokenizer"):
         save_tokenizer(tmp_path, tmp_path / "new")
     source = copy_with(saved, tmp_path / "old", [{"name": "tools", "template": ""}])
     with pytest.raises(UserError, match=r"tokenizer_config\.json: chat_template names 1 templates"):

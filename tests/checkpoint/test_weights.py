@@ -123,9 +123,7 @@ def test_refuses_a_bad_header(tmp_path: Path, header: bytes, message: str) -> No
 def test_refuses_what_is_not_safetensors(tmp_path: Path) -> None:
     path = tmp_path / SINGLE_FILE
     path.write_bytes(b"\xff" * 64)
-    with pytest.raises(
-        UserError, match="not a safetensors file, or cut short: a header of 18446744073709551615"
-    ):
+    with pytest.raises(UserError, match="not a safetensors file, or cut short: a header of 18446744073709551615"):
         SafetensorsWeights(path)
 
 

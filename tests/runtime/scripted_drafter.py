@@ -19,7 +19,9 @@ class ScriptedDrafter:
     The contract gives a drafter no tokens but the anchor, so this one notes what `verify` writes where.
     """
 
-    def __init__(self, executor: Executor, outputs: Sequence[Sequence[int]], vocab_size: int, error_rate: float) -> None:
+    def __init__(
+        self, executor: Executor, outputs: Sequence[Sequence[int]], vocab_size: int, error_rate: float
+    ) -> None:
         self.max_batch_size = executor.max_batch_size
         self.max_seq_len = executor.max_seq_len
         self.max_num_tokens = executor.max_num_tokens

@@ -64,9 +64,7 @@ def test_speculation_changes_no_token(
 
 
 @pytest.mark.parametrize("max_batch_size", [1, 3])
-def test_fewer_slots_than_prompts(
-    llms: dict[str, LLM], max_batch_size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fewer_slots_than_prompts(llms: dict[str, LLM], max_batch_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests that wait for a slot, and those whose slot moves when another one ends, get the same tokens."""
     llm = llms["tiny"]
     rng = random.Random(5)
@@ -89,8 +87,6 @@ def test_chunks_of_the_prompt_change_no_token(llms: dict[str, LLM], monkeypatch:
 def test_seed_decides_sampled_outputs(llms: dict[str, LLM]) -> None:
     llm = llms["llama"]
     params = SamplingParams(max_tokens=20, temperature=1.0, seed=7, ignore_eos=True)
-    first, again, other = (
-        tokens_of(llm, [[5, 6, 7]], [p], 4)[0] for p in (params, params, replace(params, seed=8))
-    )
+    first, again, other = (tokens_of(llm, [[5, 6, 7]], [p], 4)[0] for p in (params, params, replace(params, seed=8)))
     assert first == again
     assert first != other

@@ -1,0 +1,78 @@
+"""`dflash-trt run`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.invoke import invoke
+from tests.conftest import TINY, Engines
+
+PROMPTS = (TINY / "prompts.txt").read_text().splitlines()[:2]
+
+
+@pytest.fixture
+def engine(llms: Engines) -> Path:
+    return llms["tiny"].engine.path
+
+
+def run_json(capsys: pytest.CaptureFixture[str], engine: Path, *options: object) -> dict[str, Any]:
+    result = invoke(capsys, "run", "--engine_dir", engine, "--format", "json", "--device", "cpu", *options)
+    assert result.status == 0, result.err
+    content: dict[str, Any] = json.loads(result.out)
+    return content
+
+
+def test_json_is_the_documented_object(capsys: pytest.CaptureFixture[str], engine: Path) -> None:
+    options = ["--prompt", PROMPTS[0], "--prompt", PROMPTS[1], "--max_output_len", "48"]
+    content = run_json(capsys, engine, *options)
+    assert [output["prompt"] for output in content["outputs"]] == PROMPTS
+    for output in content["outputs"]:
+        assert output.keys() == {"prompt", "text", "token_ids", "finish_reason", "seed"}
+        assert output["text"] and output["finish_reason"] in ("stop", "length")
+    stats = content["stats"]
+    assert stats["output_tokens"] == sum(len(output["token_ids"]) for output in content["outputs"])
+    assert stats["acceptance_length"] > 2 and stats["accepted_tokens"] <= stats["draft_tokens"]
+
+    plain = run_json(capsys, engine, *options, "--no_speculation")
+    assert [o["token_ids"] for o in plain["outputs"]] == [o["token_ids"] for o in content["outputs"]]
+    assert plain["stats"]["acceptance_length"] == 1.0 and plain["stats"]["draft_tokens"] == 0
+    assert plain["stats"]["target_passes"] > stats["target_passes"]
+
+
+def test_sampling_options_reach_the_sampler(capsys: pytest.CaptureFixture[str], engine: Path) -> None:
+    base = ["--prompt", PROMPTS[0], "--max_output_len", "32"]
+    sampled = [*base, "--temperature", "1.2", "--seed", "3"]
+
+    def ids(*options: object) -> list[int]:
+        token_ids: list[int] = run_json(capsys, engine, *options)["outputs"][0]["token_ids"]
+        return token_ids
+
+    greedy = ids(*base)
+    assert ids(*sampled) == ids(*sampled) != greedy
+    for option in (["--top_k", "1"], ["--top_p", "0.01"], ["--min_p", "1.0"]):
+        assert ids(*sampled, *option) == greedy
+    for option in (["--repetition_penalty", "2.0"], ["--frequency_penalty", "2"], ["--presence_penalty", "2"]):
+        assert ids(*base, *option) != greedy
+    assert len(run_json(capsys, engine, *sampled, "--n", "3")["outputs"]) == 3
+    assert len(ids("--prompt", PROMPTS[0], "--max_output_len", "120", "--ignore_eos")) == 120
+    assert ids(*base, "--raw_prompt") != greedy
+    assert ids(*sampled, "--verify_window", "3") == ids(*sampled)
+
+
+def test_stop_option(capsys: pytest.CaptureFixture[str], engine: Path) -> None:
+    whole = run_json(capsys, engine, "--prompt", PROMPTS[0])["outputs"][0]["text"]
+    stop = whole[10:13]
+    cut = run_json(capsys, engine, "--prompt", PROMPTS[0], "--stop", stop)["outputs"][0]
+    assert cut["text"] == whole[: whole.index(stop)] and cut["finish_reason"] == "stop"
+
+
+def test_text_goes_to_stdout_and_statistics_to_stderr(capsys: pytest.CaptureFixture[str], engine: Path) -> None:
+    result = invoke(capsys, "run", "--engine_dir", engine, "--prompt", PROMPTS[0], "--max_output_len", "20")
+    text = run_json(capsys, engine, "--prompt", PROMPTS[0], "--max_output_len", "20")["outputs"][0]["text"]
+    assert result.status == 0
+    assert result.out == f"> {PROMPTS[0]}\n{text}\n\n"
+    assert "acceptance length" in result.err and "tokens/s" in result.err

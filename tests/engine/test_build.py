@@ -1,0 +1,112 @@
+"""Building engine directories."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
+from dflash_trt.engine.build import build_engine, plan_build
+from dflash_trt.engine.config import BuildConfig, checkpoint_dtype
+from dflash_trt.engine.directory import open_engine
+from dflash_trt.errors import UserError
+from tests.tiny_models import random_drafter, random_target
+
+CONFIG = BuildConfig(dtype="float32", max_batch_size=2, max_seq_len=64, max_num_tokens=16)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Path:
+    random_drafter(tmp_path / "drafter", random_target(tmp_path / "target", "qwen3"))
+    return tmp_path
+
+
+def build(pair: Path, output: Path, config: BuildConfig = CONFIG) -> Path:
+    return build_engine(open_target(pair / "target"), open_drafter(pair / "drafter"), config, output).path
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+def test_weights_are_the_checkpoints(pair: Path, dtype: str) -> None:
+    engine = open_engine(build(pair, pair / "engine", BuildConfig(dtype=dtype, max_seq_len=64)))  # type: ignore[arg-type]
+    for source, built in (("target", engine.target_weights), ("drafter", engine.drafter_weights)):
+        expected, actual = load_file(pair / source / "model.safetensors"), load_file(built)
+        assert actual.keys() == expected.keys()
+        for name, tensor in expected.items():
+            assert torch.equal(actual[name], tensor.to(getattr(torch, dtype)))
+
+
+def test_directory_is_complete(pair: Path) -> None:
+    """With nothing but the engine directory the tokenizer encodes and every setting is there."""
+    ids = open_engine(build(pair, pair / "engine")).tokenizer().encode("abc")
+    for source in ("target", "drafter"):
+        (pair / source).rename(pair / f"moved-{source}")
+    engine = open_engine(pair / "engine")
+    assert engine.tokenizer().encode("abc") == ids
+    assert engine.config.build_config == CONFIG
+    assert engine.config.pretrained_config == open_target(pair / "moved-target").config
+    assert engine.config.speculative_config == open_drafter(pair / "moved-drafter").config
+    assert engine.config.builder.backend == "torch" and engine.config.builder.version == torch.__version__
+
+
+def test_plan_is_what_is_written(pair: Path) -> None:
+    plan = plan_build(open_target(pair / "target"), open_drafter(pair / "drafter"), CONFIG)
+    engine = open_engine(build(pair, pair / "engine"))
+    for specs, file in zip(plan, (engine.target_weights, engine.drafter_weights), strict=True):
+        assert {spec.name: spec.shape for spec in specs} == {n: tuple(t.shape) for n, t in load_file(file).items()}
+
+
+def test_progress_adds_up(pair: Path) -> None:
+    target, drafter = open_target(pair / "target"), open_drafter(pair / "drafter")
+    sizes: list[int] = []
+    build_engine(target, drafter, CONFIG, pair / "engine", sizes.append)
+    assert sum(sizes) == sum(spec.nbytes for specs in plan_build(target, drafter, CONFIG) for spec in specs)
+
+
+@pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt])
+def test_a_failed_build_leaves_nothing_and_spoils_nothing(pair: Path, failure: type[BaseException]) -> None:
+    build(pair, pair / "engine")
+    before = {path: path.read_bytes() for path in pair.rglob("*") if path.is_file()}
+
+    def fail(size: int) -> None:
+        raise failure
+
+    for output in ("engine", "new"):
+        with pytest.raises(failure):
+            build_engine(open_target(pair / "target"), open_drafter(pair / "drafter"), CONFIG, pair / output, fail)
+    assert {path: path.read_bytes() for path in pair.rglob("*") if path.is_file()} == before
+    assert not (pair / "new").exists()
+
+
+def test_an_engine_is_replaced_whole(pair: Path) -> None:
+    build(pair, pair / "engine")
+    (pair / "engine" / "stale").touch()
+    build(pair, pair / "engine", BuildConfig(dtype="bfloat16", max_seq_len=64))
+    assert open_engine(pair / "engine").config.build_config.dtype == "bfloat16"
+    assert not (pair / "engine" / "stale").exists()
+
+
+def test_type_of_a_checkpoint(pair: Path) -> None:
+    weights = open_target(pair / "target").weights
+    assert checkpoint_dtype(weights) == "float32"
+
+
+def test_refuses_more_positions_than_the_target_has(pair: Path) -> None:
+    with pytest.raises(UserError, match="max_seq_len is 513, above max_position_embeddings 512"):
+        build(pair, pair / "engine", BuildConfig(dtype="float32", max_seq_len=513))
+
+
+def test_a_tied_head_may_be_stored_but_must_be_the_embedding(tmp_path: Path) -> None:
+    """Otherwise config.json lies: transformers would untie them."""
+    random_drafter(tmp_path / "drafter", random_target(tmp_path / "target", tie_word_embeddings=True))
+    file = tmp_path / "target/model.safetensors"
+    tensors = load_file(file)
+    save_file({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, file)
+    engine = open_engine(build(tmp_path, tmp_path / "engine"))
+    assert "lm_head.weight" not in load_file(engine.target_weights)
+
+    save_file({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"] + 1}, file)
+    with pytest.raises(UserError, match=r"lm_head\.weight.*model\.embed_tokens\.weight.*tie_word_embeddings"):
+        build(tmp_path, tmp_path / "other")

@@ -1,0 +1,148 @@
+"""The LLM class, as a program uses it."""
+
+from __future__ import annotations
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from dflash_trt.errors import UserError
+from dflash_trt.runtime.llm import LLM
+from dflash_trt.runtime.sampling import SamplingParams
+from tests.conftest import TINY, Engines
+
+PROMPTS = (TINY / "prompts.txt").read_text().splitlines()[:4]
+
+
+@pytest.fixture
+def llm(llms: Engines) -> LLM:
+    return llms["tiny"]
+
+
+def chats(llm: LLM) -> list[list[int]]:
+    return [llm.encode_chat([{"role": "user", "content": prompt}]) for prompt in PROMPTS]
+
+
+def test_greedy_equals_transformers(llm: LLM) -> None:
+    target = AutoModelForCausalLM.from_pretrained(TINY / "target").double()
+    outputs = llm.generate(chats(llm), SamplingParams(max_tokens=80))
+    for ids, output in zip(chats(llm), outputs, strict=True):
+        encoded = llm.tokenizer.pad({"input_ids": [ids]}, return_tensors="pt")
+        expected = target.generate(**encoded, max_new_tokens=80, do_sample=False)[0, len(ids) :].tolist()
+        assert output.outputs[0].token_ids == expected
+        assert output.outputs[0].text == llm.tokenizer.decode(expected, skip_special_tokens=True)
+
+
+def test_text_and_ids_are_the_same_prompt(llm: LLM) -> None:
+    text = PROMPTS[0]
+    by_text, by_ids = llm.generate([text, llm.tokenizer.encode(text)], SamplingParams(max_tokens=10))
+    assert by_text.outputs == by_ids.outputs
+    assert by_text.prompt == text and by_text.prompt_token_ids == by_ids.prompt
+
+
+def test_stop_text_cuts_the_output_before_it(llm: LLM) -> None:
+    ids = chats(llm)[0]
+    whole = llm.generate([ids], SamplingParams(max_tokens=60))[0].outputs[0]
+    stop = whole.text[20:24]
+    cut = llm.generate([ids], SamplingParams(max_tokens=60, stop=(stop,)))[0].outputs[0]
+    assert cut.text == whole.text[: whole.text.index(stop)]
+    assert cut.finish_reason == "stop"
+    assert whole.token_ids[: len(cut.token_ids)] == cut.token_ids
+    assert stop in llm.tokenizer.decode(cut.token_ids) and stop not in llm.tokenizer.decode(cut.token_ids[:-1])
+
+
+def test_stop_token_ends_the_output_and_is_part_of_it(llm: LLM) -> None:
+    ids = chats(llm)[0]
+    whole = llm.generate([ids], SamplingParams(max_tokens=60))[0].outputs[0].token_ids
+    stop = whole[25]
+    cut = llm.generate([ids], SamplingParams(max_tokens=60, stop_token_ids=(stop,)))[0].outputs[0]
+    assert cut.token_ids == whole[: whole.index(stop) + 1]
+    assert cut.finish_reason == "stop"
+
+
+def test_end_of_sequence(llm: LLM) -> None:
+    """It ends an output unless ignored, and is no text."""
+    ids = chats(llm)[0]
+    eos = llm.engine.config.pretrained_config.eos_token_ids
+    ended = llm.generate([ids], SamplingParams())[0].outputs[0]
+    assert ended.finish_reason == "stop" and ended.token_ids[-1] in eos
+    assert llm.tokenizer.eos_token not in ended.text
+    count = len(ended.token_ids) + 5
+    longer = llm.generate([ids], SamplingParams(max_tokens=count, ignore_eos=True))[0].outputs[0]
+    assert longer.token_ids[: len(ended.token_ids)] == ended.token_ids
+    assert len(longer.token_ids) == count and longer.finish_reason == "length"
+
+
+def test_several_outputs_of_a_prompt(llm: LLM) -> None:
+    """Output i is what seed + i gives alone."""
+    ids = chats(llm)[1]
+    outputs = llm.generate([ids], SamplingParams(max_tokens=20, temperature=1.0, seed=40, n=3))[0].outputs
+    assert [output.seed for output in outputs] == [40, 41, 42]
+    assert len({tuple(output.token_ids) for output in outputs}) == 3
+    for output in outputs:
+        alone = llm.generate([ids], SamplingParams(max_tokens=20, temperature=1.0, seed=output.seed))[0].outputs[0]
+        assert alone.token_ids == output.token_ids
+
+
+def test_reported_seed_repeats_an_unseeded_output(llm: LLM) -> None:
+    ids = chats(llm)[1]
+    first = llm.generate([ids], SamplingParams(max_tokens=20, temperature=1.0))[0].outputs[0]
+    again = llm.generate([ids], SamplingParams(max_tokens=20, temperature=1.0, seed=first.seed))[0].outputs[0]
+    assert first.token_ids == again.token_ids
+
+
+def test_stream_shows_what_generate_returns(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=40, stop=("\n",))
+    stream = llm.stream(chats(llm), params)
+    text: dict[int, str] = {}
+    tokens: dict[int, list[int]] = {}
+    for emission in stream:
+        text[id(emission.request)] = text.get(id(emission.request), "") + emission.text
+        tokens.setdefault(id(emission.request), []).append(emission.token)
+    outputs = [output.outputs[0] for output in stream.result()]
+    assert list(text.values()) == [output.text for output in outputs]
+    assert list(tokens.values()) == [output.token_ids for output in outputs]
+    assert [output.text for output in outputs] == [o.outputs[0].text for o in llm.generate(chats(llm), params)]
+
+
+def test_statistics_add_up(llm: LLM) -> None:
+    generation = llm.generate(chats(llm), SamplingParams(max_tokens=40))
+    statistics = generation.statistics
+    each = [output.outputs[0].statistics for output in generation]
+    assert statistics.output_tokens == sum(len(output.outputs[0].token_ids) for output in generation)
+    assert statistics.decoded_tokens == statistics.output_tokens - len(PROMPTS)
+    assert statistics.verifications == sum(one.verifications for one in each)
+    assert 0 < statistics.accepted_tokens < statistics.draft_tokens
+    prefills = sum(-(-len(ids) // llm.executor.max_num_tokens) for ids in chats(llm))
+    assert generation.target_passes == prefills + max(one.verifications for one in each)
+    assert generation.tokens_per_second > 0
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ([""], "prompt 0: is empty"),
+        ([[1, 2], []], "prompt 1: is empty"),
+        ([[1, 99999]], "prompt 0: a token id is outside"),
+        ([[3] * 512], "prompt 0: has 512 tokens"),
+    ],
+)
+def test_refuses_prompts(llm: LLM, prompts: list[list[int]], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        llm.generate(prompts)
+
+
+def test_refuses_parameters(llm: LLM) -> None:
+    with pytest.raises(UserError, match="2 sampling parameters for 1 prompts"):
+        llm.generate([[3]], [SamplingParams()] * 2)
+    for window in (0, llm.executor.block_size + 1):
+        with pytest.raises(UserError, match=f"verify_window is {window}"):
+            llm.generate([[3]], verify_window=window)
+
+
+def test_no_prompts_are_no_outputs(llm: LLM) -> None:
+    assert len(llm.generate([])) == 0
+
+
+def test_refuses_chat_without_a_template(llms: Engines) -> None:
+    with pytest.raises(UserError, match="no chat template"):
+        llms["llama"].encode_chat([{"role": "user", "content": "x"}])
