@@ -31,8 +31,10 @@ setup(
         "jinja2>=3.1",
     ],
     extras_require={
+        "cpu": ["torch==2.13.0"],
         "test": [
             "pytest>=8",
+            "pytest-xdist>=3",
             "hypothesis>=6.100",
             "scipy>=1.13",
             "psutil>=6",

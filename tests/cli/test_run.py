@@ -51,14 +51,15 @@ def test_sampling_options_reach_the_sampler(capsys: pytest.CaptureFixture[str], 
         token_ids: list[int] = run_json(capsys, engine, *options)["outputs"][0]["token_ids"]
         return token_ids
 
+    longer = ["--prompt", PROMPTS[0], "--max_output_len", "120", "--ignore_eos"]
     greedy = ids(*base)
     assert ids(*sampled) == ids(*sampled) != greedy
     for option in (["--top_k", "1"], ["--top_p", "0.01"], ["--min_p", "1.0"]):
         assert ids(*sampled, *option) == greedy
     for option in (["--repetition_penalty", "2.0"], ["--frequency_penalty", "2"], ["--presence_penalty", "2"]):
-        assert ids(*base, *option) != greedy
+        assert ids(*longer, *option) != ids(*longer)
     assert len(run_json(capsys, engine, *sampled, "--n", "3")["outputs"]) == 3
-    assert len(ids("--prompt", PROMPTS[0], "--max_output_len", "120", "--ignore_eos")) == 120
+    assert len(ids(*longer)) == 120
     assert ids(*base, "--raw_prompt") != greedy
     assert ids(*sampled, "--verify_window", "3") == ids(*sampled)
 

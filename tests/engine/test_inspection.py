@@ -30,7 +30,7 @@ def test_drafter() -> None:
     description = describe(SMOLLM2_DRAFTER)
     assert description["kind"] == "DFlash drafter"
     assert description["block_size"] == 8
-    assert description["parameters"] == {"bfloat16": 12_280_896}
+    assert description["parameters"] == {"bfloat16": 12_280_704}
 
 
 def test_engine(llms: Engines) -> None:

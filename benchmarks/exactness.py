@@ -1,0 +1,93 @@
+"""How often rounding turns one token into another: speculative against plain decoding, by type.
+
+    python benchmarks/exactness.py
+
+In exact arithmetic the rate is zero (the tests hold it to that in float64). In narrower types a pass of another shape
+sums in another order, and where two tokens are nearly equal the choice may fall otherwise. An output is compared up to
+and including its first difference, since what follows continues another text. Writes the table of docs/exactness.md.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from pathlib import Path
+from typing import get_args
+
+import click
+from dflash_trt.examples.smollm2 import DRAFTER, gguf_file
+from peers import TINY, held_out, set_threads
+from rich.console import Console
+from rich.progress import track
+
+from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
+from dflash_trt.engine.build import build_engine
+from dflash_trt.engine.config import BuildConfig, Dtype
+from dflash_trt.runtime.llm import LLM
+from dflash_trt.runtime.sampling import SamplingParams
+
+
+def compared(plain: list[int], other: list[int]) -> tuple[int, int]:
+    """Tokens compared, and differences found: 0 or 1."""
+    for index, (left, right) in enumerate(zip(plain, other, strict=False)):
+        if left != right:
+            return index + 1, 1
+    return len(plain), 0
+
+
+def flips(llm: LLM, prompts: list[list[int]], temperature: float, batch: int) -> tuple[int, int]:
+    """Tokens and differences of full-window decoding in batches against plain decoding alone."""
+    tokens = differences = 0
+    for start in track(range(0, len(prompts), batch), console=Console(stderr=True)):
+        some = prompts[start : start + batch]
+        params = [SamplingParams(max_tokens=96, temperature=temperature, seed=start + i) for i in range(len(some))]
+        together = llm.generate(some, params)
+        for prompt, one, output in zip(some, params, together, strict=True):
+            alone = llm.generate([prompt], one, verify_window=1)[0].outputs[0].token_ids
+            counted, different = compared(alone, output.outputs[0].token_ids)
+            tokens, differences = tokens + counted, differences + different
+    return tokens, differences
+
+
+def row(name: str, llm: LLM, prompts: list[list[int]]) -> None:
+    """One line of the table."""
+    for temperature in (0.0, 1.0):
+        for batch in (1, 8):
+            tokens, differences = flips(llm, prompts, temperature, batch)
+            click.echo(
+                f"| {name} | {llm.engine.config.build_config.dtype} | {temperature:.0f} | {batch} | {tokens} | "
+                f"{differences} | {1000 * differences / tokens:.2f} |"
+            )
+
+
+@click.command()
+@click.option("--threads", default=2, show_default=True)
+@click.option("--smollm2_prompts", default=16, show_default=True)
+@click.option("--tiny_prompts", default=400, show_default=True)
+def main(threads: int, smollm2_prompts: int, tiny_prompts: int) -> None:
+    """Measure and print."""
+    set_threads(threads)
+    click.echo(
+        "| pair | type | temperature | batch | tokens | differences | per 1,000 tokens |\n|---|---|---|---|---|---|---|"
+    )
+    rng = random.Random(0)
+    with tempfile.TemporaryDirectory() as directory:
+        for dtype in get_args(Dtype):
+            for name, target, drafter in (
+                ("tiny", TINY / "target", TINY / "drafter"),
+                ("SmolLM2", gguf_file(), DRAFTER),
+            ):
+                if name == "SmolLM2" and dtype in ("float64", "float16"):
+                    continue  # minutes a prompt on a CPU
+                path = Path(directory) / f"{name}-{dtype}"
+                config = BuildConfig(dtype=dtype, max_batch_size=8, max_seq_len=512)
+                build_engine(open_target(target), open_drafter(drafter), config, path)
+                llm = LLM(path, device="cpu")
+                prompts = [prompt for prompt, _ in held_out()[:smollm2_prompts]]
+                if name == "tiny":
+                    prompts = [[rng.randrange(4, 500) for _ in range(rng.randint(2, 30))] for _ in range(tiny_prompts)]
+                row(name, llm, prompts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,58 @@
+"""The real model of the demo: its known answers, and what it takes to build and run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from dflash_trt.examples.smollm2 import DRAFTER, write_bfloat16_checkpoint
+
+from dflash_trt.runtime.sampling import SamplingParams
+from tests.conftest import build_pair
+
+# Answers of transformers 5.24 in float32 to questions that the drafter was not trained on, from benchmarks/data.
+ANSWERS = json.loads((Path(__file__).parent / "smollm2_answers.json").read_text())
+MEGABYTE = 2**20
+
+
+@pytest.mark.parametrize("window", [1, 8])
+def test_known_answers(tmp_path: Path, window: int) -> None:
+    write_bfloat16_checkpoint(tmp_path / "target")
+    llm = build_pair(tmp_path / "engine", tmp_path / "target", DRAFTER, dtype="float32", max_seq_len=256)
+    params = [SamplingParams(max_tokens=len(row["output_ids"])) for row in ANSWERS]
+    outputs = llm.generate([row["prompt_ids"] for row in ANSWERS], params, verify_window=window)
+    assert [output.outputs[0].token_ids for output in outputs] == [row["output_ids"] for row in ANSWERS]
+
+
+def peak_memory(code: str, *arguments: object) -> int:
+    """Peak resident bytes of a Python process that runs `code`, mapped weights included."""
+    report = "\nimport resource; print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    command = [sys.executable, "-c", code + report, *map(str, arguments)]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return int(output.splitlines()[-1]) * 1024
+
+
+def test_memory(tmp_path: Path) -> None:
+    """Building from the GGUF file and running, float32: each under 1.5 GB, with weights of 587 MB held once."""
+    build = (
+        "import sys; from pathlib import Path\n"
+        "from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target\n"
+        "from dflash_trt.engine.build import build_engine\n"
+        "from dflash_trt.engine.config import BuildConfig\n"
+        "from dflash_trt.examples.smollm2 import DRAFTER, gguf_file\n"
+        "config = BuildConfig(dtype='float32', max_batch_size=1, max_seq_len=512)\n"
+        "build_engine(open_target(gguf_file()), open_drafter(DRAFTER), config, Path(sys.argv[1]))"
+    )
+    run = (
+        "import sys; from dflash_trt.runtime.llm import LLM; from dflash_trt.runtime.sampling import SamplingParams\n"
+        "LLM(sys.argv[1], device='cpu').generate(['def'], SamplingParams(max_tokens=8))"
+    )
+    idle = "import torch, transformers; from dflash_trt.runtime.llm import LLM"
+    peaks = [peak_memory(code, tmp_path / "engine") for code in (build, run)]
+    assert max(peaks) < 1500 * MEGABYTE
+    weights = sum(file.stat().st_size for file in (tmp_path / "engine").rglob("*.safetensors"))
+    # The rest is caches, activations and libraries' buffers; a second copy of the weights would not fit.
+    assert peaks[1] - peak_memory(idle) < weights + 250 * MEGABYTE
