@@ -76,14 +76,16 @@ def draft(
     embedding: Tensor,
     head: Linear,
     block: Tensor,
+    count: int,
     caches: Sequence[LayerCache],
     span: Span,
     rotary: RotaryTable,
 ) -> Tensor:
-    """Logits [B, b - 1, R] of the tokens after the anchor; row j guesses the token at `span.starts + j + 1`.
+    """Logits [B, count, R] of the tokens after the anchor; row j guesses the token at `span.starts + j + 1`.
 
     Args:
-        block: [B, b] the anchor followed by mask tokens.
+        block: [B, b] the anchor followed by mask tokens; always whole, since a shorter block would hold other guesses.
+        count: rows that go through the head, 1..b - 1.
         caches: one a layer, holding context up to `span.starts`. The block's own keys and values are written past it,
             where the target's next pass overwrites them.
     """
@@ -96,7 +98,7 @@ def draft(
     }
     for kind, layer, cache in zip(config.layers, weights.layers, caches, strict=True):
         hidden = run_layer(ops, config, layer, hidden, cache, span, rows, masks[kind])
-    hidden = ops.rms_norm(ops.rows(hidden, 1), weights.norm, config.rms_norm_eps)
+    hidden = ops.rms_norm(ops.rows(hidden, 1, 1 + count), weights.norm, config.rms_norm_eps)
     return _logits(ops, config, hidden, head)
 
 

@@ -64,8 +64,8 @@ class Pair:
             hidden = ops.select_rows(hidden, logit_rows)
         return ops.linear(hidden, self.target_weights.head)
 
-    def drafter_pass(self, ops: Ops, block: Tensor, caches: Caches, span: Span) -> Tensor:
-        """Logits [B, b - 1, V] over the target's vocabulary for the tokens after the anchor of `block` [B, b]."""
+    def drafter_pass(self, ops: Ops, block: Tensor, count: int, caches: Caches, span: Span) -> Tensor:
+        """Logits [B, count, V] over the target's vocabulary for the tokens after the anchor of `block` [B, b]."""
         own = self.drafter_weights
         logits = dflash.draft(
             ops,
@@ -74,6 +74,7 @@ class Pair:
             self.target_weights.embedding,
             self.target_weights.head if own.head is None else own.head,
             block,
+            count,
             caches.drafter,
             span,
             self.drafter_rotary,

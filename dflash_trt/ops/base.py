@@ -84,8 +84,8 @@ class Ops(Protocol):
     def concat(self, parts: Sequence[Tensor]) -> Tensor:
         """Join along the last axis."""
 
-    def rows(self, x: Tensor, start: int) -> Tensor:
-        """Rows `start`.. of every sequence: [B, T, ...] -> [B, T - start, ...]."""
+    def rows(self, x: Tensor, start: int, end: int) -> Tensor:
+        """Rows `start`..`end` - 1 of every sequence: [B, T, D] -> [B, end - start, D]."""
 
     def select_rows(self, x: Tensor, indices: Tensor) -> Tensor:
         """Rows `indices` [B, R] of x [B, T, D] -> [B, R, D]."""

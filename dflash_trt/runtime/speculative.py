@@ -39,17 +39,17 @@ def prefill(executor: Executor, request: Request, slot: int, sampling: Sampling)
 def decode(executor: Executor, requests: Sequence[Request], sampling: Sampling, window: int) -> list[list[int]]:
     """One step for every request, where request i is in slot i: its next 1..window tokens.
 
-    The drafter always drafts its whole block, since a shorter one would hold other guesses; `window` - 1 of them are
-    verified, fewer where a request may emit fewer.
+    Of the drafted block, `window` - 1 guesses are verified, fewer where a request may emit fewer.
     """
     slots = torch.arange(len(requests))
     anchors = torch.tensor([request.tokens[-1] for request in requests])
     kv_len = torch.tensor([request.kv_len for request in requests])
     q_len = torch.tensor([min(window, request.remaining) for request in requests])
     tokens = anchors[:, None]
-    if int(q_len.max()) > 1:
-        drafts = executor.draft(anchors, kv_len, slots, sampling)
-        tokens = torch.cat((tokens, drafts[:, : int(q_len.max()) - 1]), dim=1)
+    count = int(q_len.max()) - 1
+    if count > 0:
+        drafts = executor.draft(anchors, kv_len, slots, sampling, count)
+        tokens = torch.cat((tokens, drafts), dim=1)
 
     verified = executor.verify(Step(tokens, q_len, q_len - 1, kv_len, slots, sampling))
 

@@ -62,8 +62,11 @@ class Executor(Protocol):
     def verify(self, step: Step) -> Verified:
         """Run the target, write its own and the drafter's caches, and choose; prefill is a step with no guesses."""
 
-    def draft(self, anchors: Tensor, kv_len: Tensor, slots: Tensor, sampling: Sampling) -> Tensor:
-        """[B, b - 1] guesses for what follows `anchors` [B], each the last token emitted and not yet in the caches."""
+    def draft(self, anchors: Tensor, kv_len: Tensor, slots: Tensor, sampling: Sampling, count: int) -> Tensor:
+        """[B, count] guesses for what follows `anchors` [B], each the last token emitted and not yet in the caches.
+
+        A block is always drafted whole; `count`, 1..b - 1, says how many of its guesses are wanted.
+        """
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         """Copy the first `length` positions of both caches from one slot to another."""

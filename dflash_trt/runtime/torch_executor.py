@@ -48,13 +48,13 @@ class TorchExecutor:
         return Verified(accepted, chosen.gather(1, accepted[:, None])[:, 0])
 
     @torch.inference_mode()
-    def draft(self, anchors: Tensor, kv_len: Tensor, slots: Tensor, sampling: Sampling) -> Tensor:
+    def draft(self, anchors: Tensor, kv_len: Tensor, slots: Tensor, sampling: Sampling, count: int) -> Tensor:
         """See `Executor.draft`."""
         block = torch.full((len(anchors), self.block_size), self.pair.drafter.mask_token_id)
         block[:, 0] = anchors
         span = self._span(slots, kv_len, self.block_size)
-        logits = self.pair.drafter_pass(self._ops, block.to(self._device), self._caches, span)
-        positions = kv_len[:, None] + torch.arange(1, self.block_size)
+        logits = self.pair.drafter_pass(self._ops, block.to(self._device), count, self._caches, span)
+        positions = kv_len[:, None] + torch.arange(1, 1 + count)
         return choose(logits, positions, sampling, guesses=block[:, :0])
 
     def move_slot(self, source: int, destination: int, length: int) -> None:

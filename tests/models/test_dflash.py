@@ -53,7 +53,7 @@ def draft_logits(executor: TorchExecutor, ids: torch.Tensor, block: torch.Tensor
     for start in range(0, length, 7):
         chunk = ids[:, start : start + 7]
         pair.target_pass(ops, chunk, None, held, span([start] * batch, chunk.shape[1]))
-    return pair.drafter_pass(ops, block, held, span([length] * batch, block.shape[1]))
+    return pair.drafter_pass(ops, block, block.shape[1] - 1, held, span([length] * batch, block.shape[1]))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -38,9 +38,9 @@ class ScriptedDrafter:
             self._written[slot].update(enumerate(tokens, start))
         return self._executor.verify(step)
 
-    def draft(self, anchors: Tensor, kv_len: Tensor, slots: Tensor, sampling: Sampling) -> Tensor:
+    def draft(self, anchors: Tensor, kv_len: Tensor, slots: Tensor, sampling: Sampling, count: int) -> Tensor:
         rows = zip(anchors.tolist(), kv_len.tolist(), slots.tolist(), strict=True)
-        return torch.tensor([self._guess([self._written[s][i] for i in range(n)] + [a]) for a, n, s in rows])
+        return torch.tensor([self._guess([self._written[s][i] for i in range(n)] + [a]) for a, n, s in rows])[:, :count]
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         self._written[destination] = dict(self._written[source])

@@ -69,7 +69,7 @@ class Simulated:
             chosen.append(following(held[: first + right]))
         return Verified(torch.tensor(accepted), torch.tensor(chosen))
 
-    def draft(self, anchors: Tensor, kv_len: Tensor, slots: Tensor, sampling: Sampling) -> Tensor:
+    def draft(self, anchors: Tensor, kv_len: Tensor, slots: Tensor, sampling: Sampling, count: int) -> Tensor:
         rows = []
         for anchor, length, slot in zip(anchors.tolist(), kv_len.tolist(), slots.tolist(), strict=True):
             sequence = [*self.slots[slot][:length], anchor]
@@ -78,7 +78,7 @@ class Simulated:
                 sequence.append(following(sequence))
                 guesses.append(sequence[-1] if len(sequence) % 3 else 0)
             rows.append(guesses)
-        return torch.tensor(rows).view(len(rows), self.block_size - 1)
+        return torch.tensor(rows)[:, :count]
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         self.slots[destination] = self.slots[source][:length]

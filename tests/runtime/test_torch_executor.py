@@ -75,9 +75,9 @@ def test_moved_slot_goes_on(llms: dict[str, LLM]) -> None:
     sampling = Sampling.of([SamplingParams(seed=0)], [None])
     anchor = verify(executor, [prompt], [0], [5], [0]).next
     kv_len = torch.tensor([len(prompt)])
-    drafts = executor.draft(anchor, kv_len, torch.tensor([5]), sampling)
+    drafts = executor.draft(anchor, kv_len, torch.tensor([5]), sampling, 7)
     executor.move_slot(5, 2, len(prompt))
-    assert torch.equal(executor.draft(anchor, kv_len, torch.tensor([2]), sampling), drafts)
+    assert torch.equal(executor.draft(anchor, kv_len, torch.tensor([2]), sampling, 7), drafts)
     step = [anchor.tolist() + drafts[0].tolist()]
     old, new = (verify(executor, step, [len(prompt)], [slot], [len(step[0]) - 1]) for slot in (5, 2))
     assert torch.equal(old.accepted, new.accepted) and torch.equal(old.next, new.next)
@@ -93,3 +93,16 @@ def test_a_full_sequence_leaves_its_neighbour_alone(llms: dict[str, LLM]) -> Non
     assert len(outputs[0].outputs[0].token_ids) == 3
     assert outputs[0].outputs[0].finish_reason == "length"
     assert outputs[1].outputs[0].token_ids == other
+
+
+def test_fewer_guesses_are_the_first_of_all(llms: dict[str, LLM]) -> None:
+    """The block is drafted whole however many of its guesses are asked for."""
+    executor = llms["tiny"].executor
+    sampling = Sampling.of([SamplingParams(temperature=1.0, seed=4)] * 2, [None] * 2)
+    for slot, prompt in enumerate(([40, 41, 42], [50, 51])):
+        verify(executor, [prompt], [0], [slot], [0])
+    where = torch.tensor([60, 61]), torch.tensor([3, 2]), torch.arange(2)
+    whole = executor.draft(*where, sampling, 7)
+    assert whole.shape == (2, 7)
+    for count in range(1, 7):
+        assert torch.equal(executor.draft(*where, sampling, count), whole[:, :count])
