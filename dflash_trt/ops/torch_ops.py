@@ -18,13 +18,12 @@ class TorchOps:
         return F.embedding(ids, table)
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
-        if x.device.type == "cpu" and len(linear.weight) > _TALL and x.numel() // x.shape[-1] in _FEW_ROWS:
+        if x.device.type == "cpu" and linear.weight.shape[0] > _TALL and x.numel() // x.shape[-1] in _FEW_ROWS:
             return _tall_linear(x, linear)
         return F.linear(x, linear.weight, linear.bias)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        return F.rms_norm(wide, weight.shape, eps=eps).to(x.dtype) * weight
+        return F.rms_norm(x, weight.shape, weight, eps)
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
         return a + b
