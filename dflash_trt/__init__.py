@@ -1,3 +1,25 @@
 """DFlash speculative decoding for NVIDIA GPUs: convert, build, check and serve."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dflash_trt.runtime.llm import LLM
+    from dflash_trt.runtime.sampling import SamplingParams
+
+__all__ = ["LLM", "SamplingParams", "__version__"]
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """`LLM` and `SamplingParams`, imported when first asked for: the command line's help needs no torch."""
+    if name == "LLM":
+        from dflash_trt.runtime.llm import LLM
+
+        return LLM
+    if name == "SamplingParams":
+        from dflash_trt.runtime.sampling import SamplingParams
+
+        return SamplingParams
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
