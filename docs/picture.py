@@ -1,6 +1,6 @@
 """Runs the demo and keeps what it prints as docs/demo.svg, the picture of the README.
 
-    python docs/picture.py
+python docs/picture.py
 """
 
 from __future__ import annotations

@@ -75,6 +75,7 @@ class TokenStream:
     """A call in progress: iterate it for tokens as they come, then ask for its `result`."""
 
     def __init__(self, llm: LLM, prompts: Sequence[Prompt], params: Sequence[SamplingParams], window: int) -> None:
+        self._llm = llm
         self._prompts = prompts
         self._requests = [
             [llm.request(index, prompt, one) for one in each.each()]
@@ -92,10 +93,16 @@ class TokenStream:
     def __iter__(self) -> Iterator[Emission]:
         """Tokens of all requests, interleaved."""
         while not self._scheduler.idle:
+            self._claim_slots()
             started = time.perf_counter()
             emissions = self._scheduler.step()
             self._seconds += time.perf_counter() - started
             yield from emissions
+
+    def _claim_slots(self) -> None:
+        if self._scheduler.running and self._llm.slots_used_by is not self:
+            raise RuntimeError("another call has used this LLM's slots since; finish a stream before the next call")
+        self._llm.slots_used_by = self
 
     def result(self) -> Generation:
         """Decode whatever is left, and give everything."""
@@ -127,6 +134,8 @@ class LLM:
         self.engine = open_engine(Path(engine_dir))
         self.tokenizer = self.engine.tokenizer()
         self.executor: Executor = load_executor(self.engine, device)
+        self.slots_used_by: TokenStream | None = None
+        """The call whose sequences are in the caches: one at a time has them."""
 
     def generate(
         self,

@@ -44,20 +44,25 @@ class SamplingParams:
     """None draws one, which the output reports."""
     n: int = 1
     """Outputs a prompt, with seeds seed, seed + 1, ..."""
-    stop: tuple[str, ...] = ()
+    stop: str | Sequence[str] = ()
     """Texts that end an output, which is cut before them."""
-    stop_token_ids: tuple[int, ...] = ()
+    stop_token_ids: Sequence[int] = ()
     """Tokens that end an output, besides the model's own end-of-sequence tokens."""
     ignore_eos: bool = False
     """Go on past the model's end-of-sequence tokens."""
 
     def __post_init__(self) -> None:
+        # A single text is one stop, not one for each of its characters; lists are as good as tuples.
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
-        _require(self.temperature >= 0, "temperature", self.temperature, "0 or more")
+        hot = 1e-5 <= self.temperature < float("inf")
+        _require(hot or self.temperature == 0, "temperature", self.temperature, "0 (greedy), or 1e-5 or more")
         _require(self.top_k >= 0, "top_k", self.top_k, "0 or more")
         _require(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
         _require(0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
-        _require(self.repetition_penalty > 0, "repetition_penalty", self.repetition_penalty, "above 0")
+        positive = 0 < self.repetition_penalty < float("inf")
+        _require(positive, "repetition_penalty", self.repetition_penalty, "above 0")
         for name in ("presence_penalty", "frequency_penalty"):
             _require(-2 <= getattr(self, name) <= 2, name, getattr(self, name), "in [-2, 2]")
         _require(self.n >= 1, "n", self.n, "1 or more")
@@ -186,18 +191,25 @@ def _threshold(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     a sort has them.
     """
     vocab_size = scaled.shape[-1]
-    mass = (scaled - scaled.amax(-1, keepdim=True)).exp().sum(-1, keepdim=True, dtype=torch.float64)
-    for size in sorted({min(1024, vocab_size), vocab_size}):
-        values = scaled.topk(size).values
-        kth = values.gather(-1, (top_k - 1).clamp(0, size - 1).expand(*values.shape[:-1], 1))
-        kth = torch.where((top_k > 0) & (top_k <= size), kth, float("-inf"))
-        weights = (values - values[..., :1]).exp().double() * (values >= kth)
-        total = torch.where(kth > float("-inf"), weights.sum(-1, keepdim=True), mass)
-        reached = weights.cumsum(-1) - weights < torch.where(top_p < 1, top_p * total, float("inf"))
-        kept = (values >= kth) & reached
-        threshold = values.gather(-1, kept.sum(-1, keepdim=True) - 1)
-        cuts = ((top_k > 0) & (top_k < vocab_size)) | (top_p < 1)
-        threshold = torch.where(cuts, threshold, float("-inf"))
-        if size == vocab_size or bool(((values[..., -1:] < torch.maximum(threshold, kth)) | ~cuts).all()):
-            return threshold
-    raise AssertionError("the whole vocabulary settles every row")
+    top_k = torch.where(top_k == 0, vocab_size, top_k.clamp(max=vocab_size))
+    few = min(1024, vocab_size)
+    threshold, settled = _cut(scaled, scaled.topk(few).values, top_k, top_p)
+    return threshold if settled else _cut(scaled, scaled.topk(vocab_size).values, top_k, top_p)[0]
+
+
+def _cut(scaled: Tensor, largest: Tensor, top_k: Tensor, top_p: Tensor) -> tuple[Tensor, bool]:
+    """The threshold as far as the `largest` values of each row, in falling order, tell; and whether they tell all."""
+    vocab_size, size = scaled.shape[-1], largest.shape[-1]
+    within = top_k <= size
+    kth = largest.gather(-1, (top_k.clamp(max=size) - 1).expand(*largest.shape[:-1], 1))
+    kth = torch.where(within & (top_k < vocab_size), kth, float("-inf"))
+    weights = (largest - largest[..., :1]).exp().double() * (largest >= kth)
+    mass = (scaled - largest[..., :1]).exp().sum(-1, keepdim=True, dtype=torch.float64)
+    total = torch.where(kth > float("-inf"), weights.sum(-1, keepdim=True), mass)
+    before = weights.cumsum(-1) - weights
+    kept = (largest >= kth) & (before < torch.where(top_p < 1, top_p * total, float("inf")))
+    threshold = largest.gather(-1, kept.sum(-1, keepdim=True) - 1)
+    cuts = (top_k < vocab_size) | (top_p < 1)
+    # Settled when what lies beyond the largest values is certainly dropped.
+    settled = ((within | (top_k == vocab_size)) & (largest[..., -1:] < torch.maximum(threshold, kth))) | ~cuts
+    return torch.where(cuts, threshold, float("-inf")), size == vocab_size or bool(settled.all())

@@ -146,3 +146,12 @@ def test_no_prompts_are_no_outputs(llm: LLM) -> None:
 def test_refuses_chat_without_a_template(llms: Engines) -> None:
     with pytest.raises(UserError, match="no chat template"):
         llms["llama"].encode_chat([{"role": "user", "content": "x"}])
+
+
+def test_a_stream_that_lost_its_slots_says_so(llm: LLM) -> None:
+    """Two calls at once would write over each other's caches; the one that started first must not go on silently."""
+    first, second = (llm.stream(chats(llm)[:1], SamplingParams(max_tokens=20)) for _ in range(2))
+    next(iter(first))
+    assert len(second.result()[0].outputs[0].token_ids) == 20
+    with pytest.raises(RuntimeError, match="finish a stream before the next call"):
+        first.result()

@@ -33,7 +33,7 @@ def drawn(logits: torch.Tensor, params: SamplingParams, draws: int = 400) -> set
 @given(
     seed=st.integers(0, 10**6),
     vocab_size=st.sampled_from([3, 50, 2000]),
-    top_k=st.sampled_from([0, 1, 2, 7, 2500]),
+    top_k=st.sampled_from([0, 1, 2, 7, 1500, 2500]),
     top_p=st.sampled_from([1.0, 0.9, 0.5, 0.01]),
     min_p=st.sampled_from([0.0, 0.05, 0.5]),
     temperature=st.sampled_from([0.3, 1.0, 2.5]),
@@ -141,12 +141,15 @@ def test_each_output_has_a_seed_of_its_own() -> None:
         ("max_tokens", 0),
         ("temperature", -0.1),
         ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("temperature", 1e-9),
         ("top_k", -1),
         ("top_p", 0.0),
         ("top_p", 1.5),
         ("min_p", -0.1),
         ("min_p", 1.1),
         ("repetition_penalty", 0.0),
+        ("repetition_penalty", float("inf")),
         ("presence_penalty", 2.5),
         ("frequency_penalty", -3.0),
         ("n", 0),
@@ -158,3 +161,8 @@ def test_each_output_has_a_seed_of_its_own() -> None:
 def test_refuses_values_out_of_range(name: str, value: object) -> None:
     with pytest.raises(UserError, match=name):
         replace(SamplingParams(), **{name: value})  # type: ignore[arg-type]
+
+
+def test_a_single_stop_text_is_not_its_characters() -> None:
+    assert SamplingParams(stop="end").stop == ("end",)
+    assert SamplingParams(stop=["a", "b"], stop_token_ids=[1]) == SamplingParams(stop=("a", "b"), stop_token_ids=(1,))
