@@ -11,7 +11,7 @@ VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "dflash_trt/__init__.py").r
 setup(
     name="dflash-trt",
     version=VERSION,
-    description="DFlash speculative decoding as TensorRT engines: convert, build, check and serve",
+    description="Lossless DFlash speculative decoding: build an engine from a target and its drafter, check it, run it",
     long_description=(ROOT / "README.md").read_text(),
     long_description_content_type="text/markdown",
     license="Apache-2.0",

@@ -1,4 +1,4 @@
-"""DFlash speculative decoding for NVIDIA GPUs: convert, build, check and serve."""
+"""Lossless DFlash speculative decoding: build an engine from a target and its drafter, check it, run it."""
 
 from __future__ import annotations
 

@@ -25,8 +25,19 @@ def floor_of(module: str) -> int:
 
 def imports_of(path: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("dflash_trt."):
+        assert not (isinstance(node, ast.ImportFrom) and node.level), f"{path} imports relatively"
+        if isinstance(node, ast.ImportFrom) and node.module == "dflash_trt":
+            yield from (alias.name for alias in node.names if alias.name != "__version__")
+        elif isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("dflash_trt."):
             yield node.module.removeprefix("dflash_trt.").replace(".", "/")
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names if alias.name.startswith("dflash_trt.")]
+            yield from (name.removeprefix("dflash_trt.").replace(".", "/") for name in names)
+
+
+def test_examples_import_nothing_above_them() -> None:
+    for path in (ROOT / "examples").glob("*.py"):
+        assert all(floor_of(name) <= FLOORS.index("examples") for name in imports_of(path))
 
 
 @pytest.mark.parametrize("path", MODULES, ids=name_of)

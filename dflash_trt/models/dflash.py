@@ -35,7 +35,8 @@ def load(loader: WeightLoader, config: DrafterConfig) -> DrafterWeights:
     hidden = config.hidden_size
     own_head = (config.draft_vocab_size or 0, hidden) if config.has_reduced_vocabulary else None
     if config.format == "speculators":
-        _ignore_copies(loader, head=own_head is None)
+        for name in (*copies_of_target(config), "verifier_norm.weight", "t2d", "d2t"):
+            loader.ignore(name)
     return DrafterWeights(
         fc=load_linear(loader, "fc", hidden, len(config.target_layer_ids) * hidden),
         hidden_norm=loader.tensor("hidden_norm.weight", (hidden,)),
@@ -46,11 +47,15 @@ def load(loader: WeightLoader, config: DrafterConfig) -> DrafterWeights:
     )
 
 
-def _ignore_copies(loader: WeightLoader, *, head: bool) -> None:
-    """The speculators format stores the target's embedding, norm and, at full vocabulary, head once more."""
-    copies = ("embed_tokens.weight", "verifier_norm.weight", "t2d", *(("lm_head.weight", "d2t") if head else ()))
-    for name in copies:
-        loader.ignore(name)
+def copies_of_target(config: DrafterConfig) -> dict[str, str]:
+    """Tensors that a speculators file may store though a drafter reads the target's, and the names of those.
+
+    They are its embedding and, at full vocabulary, its head. The z-lab format stores neither.
+    """
+    if config.format != "speculators":
+        return {}
+    head = {} if config.has_reduced_vocabulary else {"lm_head.weight": "lm_head.weight"}
+    return {"embed_tokens.weight": "model.embed_tokens.weight", **head}
 
 
 def write_context(
@@ -81,12 +86,12 @@ def draft(
     span: Span,
     rotary: RotaryTable,
 ) -> Tensor:
-    """Logits [B, count, R] of the tokens after the anchor; row j guesses the token at `span.starts + j + 1`.
+    """Logits [B, count, R] of the tokens after the anchor; row j guesses the token j + 1 positions after it.
 
     Args:
         block: [B, b] the anchor followed by mask tokens; always whole, since a shorter block would hold other guesses.
         count: rows that go through the head, 1..b - 1.
-        caches: one a layer, holding context up to `span.starts`. The block's own keys and values are written past it,
+        caches: one a layer, holding context up to the anchor. The block's own keys and values are written past it,
             where the target's next pass overwrites them.
     """
     hidden = ops.embedding(block, embedding)

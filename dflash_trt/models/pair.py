@@ -13,14 +13,14 @@ from types import ModuleType
 
 from dflash_trt.checkpoint.drafter import DrafterConfig
 from dflash_trt.checkpoint.open_checkpoint import DrafterCheckpoint, TargetCheckpoint
-from dflash_trt.checkpoint.target import TargetConfig
+from dflash_trt.checkpoint.target import Architecture, TargetConfig
 from dflash_trt.models import dflash, llama, qwen3
 from dflash_trt.models.dflash import DrafterWeights
 from dflash_trt.models.llama import TargetWeights
 from dflash_trt.models.weights import Manifest, WeightLoader
 from dflash_trt.ops.base import LayerCache, Ops, RotaryTable, Span, Tensor
 
-FAMILIES: dict[str, ModuleType] = {"LlamaForCausalLM": llama, "Qwen3ForCausalLM": qwen3}
+FAMILIES: dict[Architecture, ModuleType] = {"LlamaForCausalLM": llama, "Qwen3ForCausalLM": qwen3}
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,8 @@ class Pair:
     target_rotary: RotaryTable
     drafter_rotary: RotaryTable
 
-    def target_pass(self, ops: Ops, tokens: Tensor, logit_rows: Tensor | None, caches: Caches, span: Span) -> Tensor:
-        """Run tokens [B, T], write both caches, and give the logits [B, R, V] of rows `logit_rows` [B, R].
-
-        `logit_rows` None stands for all T rows.
-        """
+    def target_pass(self, ops: Ops, tokens: Tensor, logit_rows: Tensor, caches: Caches, span: Span) -> Tensor:
+        """Run tokens [B, T], write both caches, and give the logits [B, R, V] of rows `logit_rows` [B, R]."""
         hidden, features = FAMILIES[self.target.architecture].forward(
             ops,
             self.target,
@@ -60,9 +57,7 @@ class Pair:
         dflash.write_context(
             ops, self.drafter, self.drafter_weights, features, caches.drafter, span, self.drafter_rotary
         )
-        if logit_rows is not None:
-            hidden = ops.select_rows(hidden, logit_rows)
-        return ops.linear(hidden, self.target_weights.head)
+        return ops.linear(ops.select_rows(hidden, logit_rows), self.target_weights.head)
 
     def drafter_pass(self, ops: Ops, block: Tensor, count: int, caches: Caches, span: Span) -> Tensor:
         """Logits [B, count, V] over the target's vocabulary for the tokens after the anchor of `block` [B, b]."""

@@ -12,12 +12,11 @@ from typing import Protocol
 
 import torch
 
-from dflash_trt.checkpoint.weights import Weights
+from dflash_trt.checkpoint.weights import INDEX_DTYPES, Weights
 from dflash_trt.errors import UserError
 from dflash_trt.ops.base import Linear, Tensor
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-_INTEGERS = (torch.int64, torch.int32)
 _RECOMPUTED = ".rotary_emb.inv_freq"
 """Old Llama checkpoints store what their config says anyway."""
 
@@ -55,7 +54,7 @@ class CheckpointLoader:
 
     def integers(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         """See `WeightLoader.integers`."""
-        _check(self.weights, name, shape, _INTEGERS)
+        _check(self.weights, name, shape, INDEX_DTYPES)
         return self.place(self.weights.read(name))
 
     def ignore(self, name: str) -> None:
@@ -78,7 +77,7 @@ class Manifest:
 
     def integers(self, name: str, shape: tuple[int, ...]) -> None:
         """See `WeightLoader.integers`."""
-        _check(self.weights, name, shape, _INTEGERS)
+        _check(self.weights, name, shape, INDEX_DTYPES)
         self.others[name] = shape
 
     def ignore(self, name: str) -> None:

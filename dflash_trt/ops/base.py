@@ -27,14 +27,12 @@ class Linear:
 
 @dataclass(frozen=True)
 class Span:
-    """Where the rows of a pass stand: row t of sequence i has position `starts[i] + t` in slot `slots[i]`."""
+    """Where the rows of a pass stand: row t of sequence i at `positions[i, t]` of slot `slots[i]`."""
 
     slots: Tensor
     """[B] the cache slot of each sequence."""
-    starts: Tensor
-    """[B] positions the slot's cache already holds."""
     positions: Tensor
-    """[B, T] `starts[:, None] + arange(T)`."""
+    """[B, T], T in a row for each sequence; its slot's cache holds all before them."""
     extent: int
     """One past the last position of any row: no key beyond it exists in this pass."""
     slot_range: slice | None = None
@@ -106,7 +104,7 @@ class Ops(Protocol):
         """Write keys and values [B, KV heads, T, d] at the span's rows; the result holds them."""
 
     def attention_mask(self, span: Span, *, causal: bool, window: int | None) -> Mask:
-        """Row at position p sees key k of its slot where k < start + T, k <= p if causal, |p - k| < window."""
+        """Row at position p sees key k of its slot up to the last row, where k <= p if causal, |p - k| < window."""
 
     def attention(self, q: Tensor, cache: LayerCache, span: Span, mask: Mask) -> Tensor:
         """softmax(q k / sqrt(d)) v over the visible keys: [B, H, T, d] -> [B, H, T, d], H a multiple of KV heads."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tokenizers.decoders import DecodeStream
 from transformers import PreTrainedTokenizerFast
+
+_UNFINISHED = "\N{REPLACEMENT CHARACTER}"
+"""What a decoder shows for bytes that are no whole character, or not yet."""
 
 
 class Detokenizer:
@@ -20,15 +22,17 @@ class Detokenizer:
         """What may be shown."""
         self.stopped = False
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
-        self._tokens: list[int] = []
         self._stop = tuple(stop)
         self._held = ""
+        self._window: list[int] = []
+        """Tokens whose text was last found whole, then those whose text was not."""
+        self._whole = 0
+        """How many of the window's tokens are of the first kind; they give the others their left context."""
 
     def push(self, token: int) -> str:
         """Take a token; the text that may now be shown."""
-        self._tokens.append(token)
-        self._held += self._stream.step(self._tokenizer.backend_tokenizer, token) or ""
+        self._window.append(token)
+        self._decode(final=False)
         found = [at for at in (self._held.find(stop) for stop in self._stop) if at >= 0]
         if found:
             self.stopped = True
@@ -39,11 +43,19 @@ class Detokenizer:
         """The text that was held back and turned out not to stop anything."""
         if self.stopped:
             return ""
-        # The stream keeps an unfinished character to itself; decoding the whole shows it as the tokenizer does.
-        whole = str(self._tokenizer.decode(self._tokens, skip_special_tokens=True))
-        if whole.startswith(self.text + self._held):
-            self._held = whole[len(self.text) :]
+        self._decode(final=True)
         return self._show(len(self._held))
+
+    def _decode(self, *, final: bool) -> None:
+        """Hold the window's new text, once it ends in a whole character or nothing more is to come."""
+        before, after = self._text(self._window[: self._whole]), self._text(self._window)
+        if len(after) > len(before) and (final or not after.endswith(_UNFINISHED)):
+            self._held += after[len(before) :]
+            del self._window[: self._whole]
+            self._whole = len(self._window)
+
+    def _text(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
     def _show(self, length: int) -> str:
         shown, self._held = self._held[:length], self._held[length:]

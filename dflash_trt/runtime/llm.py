@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
+
 from dflash_trt.engine.directory import open_engine
 from dflash_trt.errors import UserError
 from dflash_trt.runtime.detokenizer import Detokenizer
@@ -58,11 +60,12 @@ class Generation(Sequence[RequestOutput]):
     target_passes: int
     """Passes of the target, each shared by all requests that were running."""
     seconds: float
+    """Time spent decoding; not encoding prompts, nor what a caller did between the tokens of a stream."""
 
     @property
     def tokens_per_second(self) -> float:
-        """Output tokens of all requests over the call's wall time, prompts included."""
-        return self.statistics.output_tokens / self.seconds
+        """Output tokens of all requests over the time that decoding took, prompts included; 0 of nothing."""
+        return self.statistics.output_tokens / self.seconds if self.seconds else 0.0
 
     def __len__(self) -> int:
         return len(self.outputs)
@@ -78,7 +81,7 @@ class TokenStream:
         self._llm = llm
         self._prompts = prompts
         self._requests = [
-            [llm.request(index, prompt, one) for one in each.each()]
+            [llm._request(index, prompt, one) for one in each.each()]
             for index, (prompt, each) in enumerate(zip(prompts, params, strict=True))
         ]
         self._scheduler = Scheduler(llm.executor, window)
@@ -139,7 +142,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Sequence[Prompt],
+        prompts: str | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] = GREEDY,
         *,
         verify_window: int | None = None,
@@ -147,7 +150,7 @@ class LLM:
         """Complete prompts, all decoded together as far as there are slots.
 
         Args:
-            prompts: texts, encoded as they are, or token ids.
+            prompts: texts, encoded as they are, or lists of token ids. A single text is a list of one.
             params: one for all prompts, or one each.
             verify_window: tokens that a pass verifies for a request, 1 (no speculation) to the block size; None is the
                 block size. Output does not depend on it.
@@ -159,12 +162,15 @@ class LLM:
 
     def stream(
         self,
-        prompts: Sequence[Prompt],
+        prompts: str | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] = GREEDY,
         *,
         verify_window: int | None = None,
     ) -> TokenStream:
         """`generate`, token by token."""
+        prompts = [prompts] if isinstance(prompts, str) else prompts
+        if any(isinstance(prompt, int) for prompt in prompts):
+            raise UserError("the prompts are one list of token ids; give a list of such lists")
         block_size = self.executor.block_size
         window = block_size if verify_window is None else verify_window
         if not 1 <= window <= block_size:
@@ -175,23 +181,30 @@ class LLM:
             raise UserError(f"{len(params)} sampling parameters for {len(prompts)} prompts; give one, or one each")
         return TokenStream(self, prompts, params, window)
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Message], **template_arguments: Any) -> list[int]:
         """The token ids of a conversation, up to where the assistant answers.
 
         Args:
             messages: each with "role" and "content".
+            template_arguments: what else the engine's chat template takes, `enable_thinking=False` of Qwen3's for one:
+                a drafter guesses well in the mode it was trained for.
 
         Raises:
-            UserError: the engine has no chat template.
+            UserError: the engine has no chat template, or the template refuses the messages.
         """
         if self.tokenizer.chat_template is None:
             raise UserError(f"{self.engine.path}: has no chat template; give the prompt as plain text")
-        text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+        try:
+            text = self.tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True, **template_arguments
+            )
+        except TemplateError as error:
+            raise UserError(f"{self.engine.path}: its chat template refuses the messages: {error}") from None
+        return list(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
 
-    def request(self, index: int, prompt: Prompt, params: SamplingParams) -> Request:
+    def _request(self, index: int, prompt: Prompt, params: SamplingParams) -> Request:
         """The request for prompt `index` of a call, checked."""
-        ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        ids = self.tokenizer.encode(prompt, verbose=False) if isinstance(prompt, str) else list(prompt)
         target, limit = self.engine.config.pretrained_config, self.executor.max_seq_len
         if not ids:
             raise UserError(f"prompt {index}: is empty; it needs at least one token")

@@ -44,7 +44,7 @@ class Request:
         prompt: token ids, at least one.
         params: as `SamplingParams.each` gives them.
         limit: prompt and output tokens together, at most.
-        stop_token_ids: tokens that end the output; they are part of it.
+        stop_token_ids: tokens that end the output; they are among its ids and give no text.
     """
 
     def __init__(
@@ -102,8 +102,11 @@ class Request:
         self.statistics.output_tokens += 1
         if self.penalties is not None:
             self.penalties.record(token)
+        if token in self._stop_token_ids:
+            self.finish_reason = "stop"
+            return self._detokenizer.finish()
         text = self._detokenizer.push(token)
-        if self._detokenizer.stopped or token in self._stop_token_ids:
+        if self._detokenizer.stopped:
             self.finish_reason = "stop"
         elif self.remaining == 0:
             self.finish_reason = "length"

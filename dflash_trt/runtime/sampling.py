@@ -22,14 +22,14 @@ SEED_LIMIT = 2**63
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """What a caller asks of one prompt; names and meanings are vLLM's."""
+    """What a caller asks of one prompt. Names and meanings are vLLM's; the defaults are greedy and unlimited."""
 
     max_tokens: int | None = None
     """Output tokens at most; None: as many as the engine's max_seq_len leaves."""
     temperature: float = 0.0
     """0 is greedy."""
     top_k: int = 0
-    """Keep the k likeliest tokens, and any that tie with the last; 0 keeps all."""
+    """Keep the k likeliest tokens, and any that tie with the last; 0, or vLLM's -1, keeps all."""
     top_p: float = 1.0
     """Of those, keep the likeliest that together reach probability p."""
     min_p: float = 0.0
@@ -43,11 +43,11 @@ class SamplingParams:
     seed: int | None = None
     """None draws one, which the output reports."""
     n: int = 1
-    """Outputs a prompt, with seeds seed, seed + 1, ..."""
+    """Outputs for each prompt, with seeds seed, seed + 1, ..."""
     stop: str | Sequence[str] = ()
     """Texts that end an output, which is cut before them."""
     stop_token_ids: Sequence[int] = ()
-    """Tokens that end an output, besides the model's own end-of-sequence tokens."""
+    """Tokens that end an output, besides the model's own end-of-sequence tokens; they give no text."""
     ignore_eos: bool = False
     """Go on past the model's end-of-sequence tokens."""
 
@@ -55,6 +55,7 @@ class SamplingParams:
         # A single text is one stop, not one for each of its characters; lists are as good as tuples.
         object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "top_k", 0 if self.top_k == -1 else self.top_k)
         _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
         hot = 1e-5 <= self.temperature < float("inf")
         _require(hot or self.temperature == 0, "temperature", self.temperature, "0 (greedy), or 1e-5 or more")
@@ -169,10 +170,10 @@ def choose(logits: Tensor, positions: Tensor, sampling: Sampling, guesses: Tenso
 def _draw(logits: Tensor, positions: Tensor, sampling: Sampling, rows: Tensor) -> Tensor:
     """Sample [n, R] from logits [n, R, V] of the sequences `rows` [n], all of which have a temperature."""
     device, dtype = logits.device, torch.promote_types(logits.dtype, torch.float32)
-    temperature, top_p, min_p = (
-        part[rows].to(device, dtype)[:, None, None] for part in (sampling.temperature, sampling.top_p, sampling.min_p)
+    temperature, min_p = (
+        part[rows].to(device, dtype)[:, None, None] for part in (sampling.temperature, sampling.min_p)
     )
-    top_k = sampling.top_k[rows].to(device)[:, None, None]
+    top_k, top_p = (part[rows].to(device)[:, None, None] for part in (sampling.top_k, sampling.top_p))
     seeds = sampling.seeds[rows].to(device)[:, None].expand_as(positions)
     scaled = logits.to(dtype) / temperature
     if bool((min_p > 0).any()):
@@ -192,12 +193,13 @@ def _threshold(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """
     vocab_size = scaled.shape[-1]
     top_k = torch.where(top_k == 0, vocab_size, top_k.clamp(max=vocab_size))
-    few = min(1024, vocab_size)
-    threshold, settled = _cut(scaled, scaled.topk(few).values, top_k, top_p)
-    return threshold if settled else _cut(scaled, scaled.topk(vocab_size).values, top_k, top_p)[0]
+    threshold, settled = _cut(scaled, scaled.topk(min(1024, vocab_size)).values, top_k, top_p)
+    if bool(settled.all()):
+        return threshold
+    return torch.where(settled, threshold, _cut(scaled, scaled.topk(vocab_size).values, top_k, top_p)[0])
 
 
-def _cut(scaled: Tensor, largest: Tensor, top_k: Tensor, top_p: Tensor) -> tuple[Tensor, bool]:
+def _cut(scaled: Tensor, largest: Tensor, top_k: Tensor, top_p: Tensor) -> tuple[Tensor, Tensor]:
     """The threshold as far as the `largest` values of each row, in falling order, tell; and whether they tell all."""
     vocab_size, size = scaled.shape[-1], largest.shape[-1]
     within = top_k <= size
@@ -212,4 +214,4 @@ def _cut(scaled: Tensor, largest: Tensor, top_k: Tensor, top_p: Tensor) -> tuple
     cuts = (top_k < vocab_size) | (top_p < 1)
     # Settled when what lies beyond the largest values is certainly dropped.
     settled = ((within | (top_k == vocab_size)) & (largest[..., -1:] < torch.maximum(threshold, kth))) | ~cuts
-    return torch.where(cuts, threshold, float("-inf")), size == vocab_size or bool(settled.all())
+    return torch.where(cuts, threshold, float("-inf")), settled

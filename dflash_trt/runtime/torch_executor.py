@@ -73,7 +73,6 @@ class TorchExecutor:
         in_order = bool((slots == torch.arange(first, first + count)).all())
         return Span(
             slots=slots.to(self._device),
-            starts=starts.to(self._device),
             positions=(starts[:, None] + torch.arange(rows)).to(self._device),
             extent=int(starts.max()) + rows,
             slot_range=slice(first, first + count) if in_order else None,

@@ -26,7 +26,6 @@ def span(starts: list[int], rows: int, slots: list[int] | None = None) -> Span:
     start = torch.tensor(starts)
     return Span(
         slots=torch.tensor(slots if slots is not None else range(len(starts))),
-        starts=start,
         positions=start[:, None] + torch.arange(rows),
         extent=max(starts) + rows,
         slot_range=slice(0, len(starts)) if slots is None else None,

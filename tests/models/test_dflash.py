@@ -52,7 +52,9 @@ def draft_logits(executor: TorchExecutor, ids: torch.Tensor, block: torch.Tensor
     batch, length = ids.shape
     for start in range(0, length, 7):
         chunk = ids[:, start : start + 7]
-        pair.target_pass(ops, chunk, None, held, span([start] * batch, chunk.shape[1]))
+        pair.target_pass(
+            ops, chunk, torch.zeros(batch, 1, dtype=torch.int64), held, span([start] * batch, chunk.shape[1])
+        )
     return pair.drafter_pass(ops, block, block.shape[1] - 1, held, span([length] * batch, block.shape[1]))
 
 

@@ -13,10 +13,10 @@ from tests.conftest import TINY
 TOKENIZER = AutoTokenizer.from_pretrained(TINY / "target")
 
 
-def push_all(text: str, stop: tuple[str, ...] = ()) -> tuple[list[str], Detokenizer]:
+def push_all(tokens: list[int], stop: tuple[str, ...] = ()) -> tuple[list[str], Detokenizer]:
     detokenizer = Detokenizer(TOKENIZER, stop)
     shown = []
-    for token in TOKENIZER.encode(text, add_special_tokens=False):
+    for token in tokens:
         shown.append(detokenizer.push(token))
         if detokenizer.stopped:
             return shown, detokenizer
@@ -26,25 +26,34 @@ def push_all(text: str, stop: tuple[str, ...] = ()) -> tuple[list[str], Detokeni
 @given(st.text(max_size=40))
 @settings(max_examples=200, deadline=None)
 def test_pieces_add_up_to_the_whole(text: str) -> None:
-    pieces, detokenizer = push_all(text)
+    pieces, detokenizer = push_all(TOKENIZER.encode(text, add_special_tokens=False))
     whole = TOKENIZER.decode(TOKENIZER.encode(text, add_special_tokens=False), skip_special_tokens=True)
     assert "".join(pieces) == detokenizer.text == whole
+
+
+@given(st.lists(st.integers(0, len(TOKENIZER) - 1), max_size=30))
+@settings(max_examples=300, deadline=None)
+def test_any_tokens_decode(tokens: list[int]) -> None:
+    """Sampling meets bytes that are no characters; they show as the tokenizer shows them."""
+    pieces, detokenizer = push_all(tokens)
+    assert "".join(pieces) == detokenizer.text == TOKENIZER.decode(tokens, skip_special_tokens=True)
 
 
 @given(st.text("abc ", max_size=30), st.lists(st.text("abc ", min_size=1, max_size=4), min_size=1, max_size=3))
 @settings(max_examples=300, deadline=None)
 def test_stops_before_the_first_stop_text(text: str, stop: list[str]) -> None:
-    """Nothing of a stop text is ever shown, and nothing before it is lost."""
-    whole = TOKENIZER.decode(TOKENIZER.encode(text, add_special_tokens=False))
-    pieces, detokenizer = push_all(text, tuple(stop))
-    at = min((whole.find(one) for one in stop if one in whole), default=None)
-    assert detokenizer.stopped == (at is not None)
-    assert "".join(pieces) == detokenizer.text
-    if at is None:
-        assert detokenizer.text == whole
-    else:
-        assert not any(one in detokenizer.text for one in stop)
-        assert whole.startswith(detokenizer.text)
+    """As soon as the tokens so far hold a stop text, the output is what comes before it; else all of it."""
+    tokens = TOKENIZER.encode(text, add_special_tokens=False)
+    pieces, detokenizer = push_all(tokens, tuple(stop))
+    expected, stopped = TOKENIZER.decode(tokens), False
+    for count in range(len(tokens) + 1):
+        so_far = TOKENIZER.decode(tokens[:count])
+        found = [so_far.find(one) for one in stop if one in so_far]
+        if found:
+            expected, stopped = so_far[: min(found)], True
+            break
+    assert "".join(pieces) == detokenizer.text == expected
+    assert detokenizer.stopped is stopped
 
 
 def test_an_unfinished_character_is_held_back_then_shown_as_the_tokenizer_does() -> None:

@@ -56,6 +56,7 @@ def test_stop_token_ends_the_output_and_is_part_of_it(llm: LLM) -> None:
     stop = whole[25]
     cut = llm.generate([ids], SamplingParams(max_tokens=60, stop_token_ids=(stop,)))[0].outputs[0]
     assert cut.token_ids == whole[: whole.index(stop) + 1]
+    assert cut.text == llm.tokenizer.decode(cut.token_ids[:-1], skip_special_tokens=True)
     assert cut.finish_reason == "stop"
 
 
@@ -140,7 +141,30 @@ def test_refuses_parameters(llm: LLM) -> None:
 
 
 def test_no_prompts_are_no_outputs(llm: LLM) -> None:
-    assert len(llm.generate([])) == 0
+    generation = llm.generate([])
+    assert len(generation) == 0 and generation.tokens_per_second == 0
+
+
+def test_a_single_text_is_one_prompt(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=8)
+    assert llm.generate(PROMPTS[0], params)[0].outputs[0].token_ids == (
+        llm.generate([PROMPTS[0]], params)[0].outputs[0].token_ids
+    )
+    with pytest.raises(UserError, match="one list of token ids"):
+        llm.generate([5, 6, 7])  # type: ignore[list-item]
+
+
+def test_chat_template_arguments_and_refusals(llms: Engines) -> None:
+    llm = LLM(llms["tiny"].engine.path, device="cpu")
+    llm.tokenizer.chat_template = (
+        "{% if messages[0].role != 'user' %}{{ raise_exception('users first') }}{% endif %}"
+        "{{ mood | default('plain') }}: {{ messages[0].content }}"
+    )
+    message = {"role": "user", "content": "hi"}
+    assert llm.tokenizer.decode(llm.encode_chat([message])) == "plain: hi"
+    assert llm.tokenizer.decode(llm.encode_chat([message], mood="glad")) == "glad: hi"
+    with pytest.raises(UserError, match="users first"):
+        llm.encode_chat([{"role": "system", "content": "hi"}])
 
 
 def test_refuses_chat_without_a_template(llms: Engines) -> None:

@@ -32,9 +32,9 @@ def drawn(logits: torch.Tensor, params: SamplingParams, draws: int = 400) -> set
 
 @given(
     seed=st.integers(0, 10**6),
-    vocab_size=st.sampled_from([3, 50, 2000]),
-    top_k=st.sampled_from([0, 1, 2, 7, 1500, 2500]),
-    top_p=st.sampled_from([1.0, 0.9, 0.5, 0.01]),
+    vocab_size=st.sampled_from([3, 50, 5000]),
+    top_k=st.sampled_from([0, 1, 2, 7, 1500, 6000]),
+    top_p=st.sampled_from([1.0, 0.9, 0.5, 0.01, 1e-50]),
     min_p=st.sampled_from([0.0, 0.05, 0.5]),
     temperature=st.sampled_from([0.3, 1.0, 2.5]),
 )
@@ -143,7 +143,7 @@ def test_each_output_has_a_seed_of_its_own() -> None:
         ("temperature", float("nan")),
         ("temperature", float("inf")),
         ("temperature", 1e-9),
-        ("top_k", -1),
+        ("top_k", -2),
         ("top_p", 0.0),
         ("top_p", 1.5),
         ("min_p", -0.1),
@@ -166,3 +166,20 @@ def test_refuses_values_out_of_range(name: str, value: object) -> None:
 def test_a_single_stop_text_is_not_its_characters() -> None:
     assert SamplingParams(stop="end").stop == ("end",)
     assert SamplingParams(stop=["a", "b"], stop_token_ids=[1]) == SamplingParams(stop=("a", "b"), stop_token_ids=(1,))
+
+
+def test_a_flat_neighbour_changes_no_cut() -> None:
+    """A row that needs the whole vocabulary sorted leaves the cuts of its neighbours alone."""
+    logits = torch.randn(1, 200, 5000, dtype=torch.float64) * 2
+    both = torch.cat((logits, torch.zeros(1, 200, 5000, dtype=torch.float64)))
+    positions = torch.arange(200).expand(2, -1)
+    for top_k, top_p in ((2000, 0.81), (1500, 0.99), (0, 0.5)):
+        params = SamplingParams(temperature=1.0, top_k=top_k, top_p=top_p, seed=1)
+        flat = SamplingParams(temperature=1.0, top_p=0.9, seed=2)
+        alone = choose(logits, positions[:1], Sampling.of([params], [None]), NONE)
+        together = choose(both, positions, Sampling.of([params, flat], [None] * 2), NONE.expand(2, 0))
+        assert torch.equal(together[0], alone[0])
+
+
+def test_minus_one_keeps_all() -> None:
+    assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)

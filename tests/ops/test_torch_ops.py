@@ -1,0 +1,91 @@
+"""The eager operations against their definitions, written out."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dflash_trt.ops.base import LayerCache, Linear, RotaryTable
+from dflash_trt.ops.torch_ops import TorchOps
+from tests.models.eager import span
+
+OPS = TorchOps()
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rows", range(2, 11))
+def test_linear_of_a_vocabulary(rows: int, bias: bool) -> None:
+    """Taken in parts for some numbers of rows; 9,001 is no multiple of a part."""
+    x, weight = torch.randn(1, rows, 24, dtype=torch.float64), torch.randn(9001, 24, dtype=torch.float64)
+    linear = Linear(weight, torch.randn(9001, dtype=torch.float64) if bias else None)
+    torch.testing.assert_close(OPS.linear(x, linear), F.linear(x, weight, linear.bias))
+
+
+@given(
+    starts=st.lists(st.integers(0, 12), min_size=1, max_size=3),
+    rows=st.integers(1, 5),
+    causal=st.booleans(),
+    window=st.sampled_from([None, 1, 3, 50]),
+    kv_heads=st.sampled_from([1, 2]),
+    in_order=st.booleans(),
+)
+@settings(max_examples=120, deadline=None)
+def test_attention_over_the_cache(
+    starts: list[int], rows: int, causal: bool, window: int | None, kv_heads: int, in_order: bool
+) -> None:
+    """Each row alone, over exactly the keys that its mask lets it see; stale rows of other lengths are never seen."""
+    batch, heads, size = len(starts), 4, 8
+    slots = list(range(batch)) if in_order else list(range(3, 3 - batch, -1))
+    where = span(starts, rows, None if in_order else slots)
+    stale = (4, kv_heads, 20, size)
+    cache = LayerCache(torch.randn(stale, dtype=torch.float64), torch.randn(stale, dtype=torch.float64))
+    k, v = (torch.randn(batch, kv_heads, rows, size, dtype=torch.float64) for _ in range(2))
+    q = torch.randn(batch, heads, rows, size, dtype=torch.float64)
+
+    cache = OPS.kv_cache_update(cache, k, v, where)
+    actual = OPS.attention(q, cache, where, OPS.attention_mask(where, causal=causal, window=window))
+
+    for i, (slot, start) in enumerate(zip(slots, starts, strict=True)):
+        torch.testing.assert_close(cache.keys[slot, :, start : start + rows], k[i])
+        torch.testing.assert_close(cache.values[slot, :, start : start + rows], v[i])
+        for row in range(rows):
+            position = start + row
+            seen = [
+                key
+                for key in range(start + rows)
+                if (key <= position or not causal) and (window is None or abs(position - key) < window)
+            ]
+            for head in range(heads):
+                group = head // (heads // kv_heads)
+                scores = cache.keys[slot, group, seen] @ q[i, head, row] / math.sqrt(size)
+                expected = scores.softmax(0) @ cache.values[slot, group, seen]
+                torch.testing.assert_close(actual[i, head, row], expected)
+
+
+def test_rotation_pairs_the_halves() -> None:
+    """(x_i, x_{i + d/2}) turns by its angle, as NeoX pairs them."""
+    angles = torch.rand(30, 4, dtype=torch.float64) * 6
+    x, where = torch.randn(2, 3, 5, 8, dtype=torch.float64), span([0, 20], 5)
+    rotated = OPS.rotary_embedding(x, OPS.rotary_rows(RotaryTable(angles.cos(), angles.sin()), where))
+    pairs = torch.complex(x[..., :4], x[..., 4:])
+    turns = torch.polar(torch.ones_like(angles), angles)[where.positions][:, None]
+    torch.testing.assert_close(torch.complex(rotated[..., :4], rotated[..., 4:]), pairs * turns)
+
+
+def test_expand_vocabulary() -> None:
+    logits, offsets = torch.randn(2, 3, 4), torch.tensor([1, 1, 5, 6])
+    full = OPS.expand_vocabulary(logits, offsets, 12)
+    assert torch.equal(full[..., [1, 2, 7, 9]], logits)
+    assert int(torch.isinf(full).sum()) == 2 * 3 * 8
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rms_norm_of_narrow_types_is_taken_in_float32(dtype: torch.dtype) -> None:
+    """Squares of 300 overflow float16; the norm does not."""
+    x, weight = torch.full((1, 1, 64), 300.0, dtype=dtype), torch.full((64,), 0.5, dtype=dtype)
+    torch.testing.assert_close(OPS.rms_norm(x, weight, 1e-6), torch.full((1, 1, 64), 0.5, dtype=dtype))
