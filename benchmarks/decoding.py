@@ -18,7 +18,15 @@ from pathlib import Path
 import click
 import torch
 from dflash.model import dflash_generate
+from rich.console import Console
+from rich.progress import track
+
+from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
+from dflash_trt.engine.build import build_engine
+from dflash_trt.engine.config import BuildConfig
 from dflash_trt.examples.smollm2 import DRAFTER, write_bfloat16_checkpoint
+from dflash_trt.runtime.llm import LLM
+from dflash_trt.runtime.sampling import SamplingParams
 from peers import (
     TINY,
     authors_drafter,
@@ -26,14 +34,6 @@ from peers import (
     set_threads,
     transformers_target,
 )
-from rich.console import Console
-from rich.progress import track
-
-from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
-from dflash_trt.engine.build import build_engine
-from dflash_trt.engine.config import BuildConfig
-from dflash_trt.runtime.llm import LLM
-from dflash_trt.runtime.sampling import SamplingParams
 
 Decode = Callable[[list[int], int], list[int]]
 """Prompt and number of tokens to the tokens."""

@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import get_args
 
 import click
-from dflash_trt.examples.smollm2 import DRAFTER, gguf_file
-from peers import TINY, held_out, set_threads
 from rich.console import Console
 from rich.progress import track
 
 from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
 from dflash_trt.engine.build import build_engine
 from dflash_trt.engine.config import BuildConfig, Dtype
+from dflash_trt.examples.smollm2 import DRAFTER, gguf_file
 from dflash_trt.runtime.llm import LLM
 from dflash_trt.runtime.sampling import SamplingParams
+from peers import TINY, held_out, set_threads
 
 
 def compared(plain: list[int], other: list[int]) -> tuple[int, int]:

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from dflash_trt.examples.smollm2 import DRAFTER, write_bfloat16_checkpoint
 
+from dflash_trt.examples.smollm2 import DRAFTER, write_bfloat16_checkpoint
 from dflash_trt.runtime.sampling import SamplingParams
 from tests.conftest import build_pair
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from dflash_trt.checkpoint.drafter_layers import DraftLayer, read_layers
 from dflash_trt.checkpoint.json_object import JsonObject
 from dflash_trt.checkpoint.rope import RopeConfig, read_rope
-from dflash_trt.checkpoint.target import CONFIG_FILE, read_heads
+from dflash_trt.checkpoint.target import CONFIG_FILE, read_heads, refuse_quantization
 
 __all__ = ["DraftLayer", "DrafterConfig"]
 
@@ -90,6 +90,7 @@ class DrafterConfig:
             UserError: a key is missing or its value is not supported.
         """
         top = JsonObject(config, path)
+        refuse_quantization(top)
         if "speculators_model_type" in top:
             return _read_speculators(top)
         if top.texts("architectures") != ("DFlashDraftModel",):
@@ -143,6 +144,7 @@ def _read_speculators(top: JsonObject) -> DrafterConfig:
     if "projector_type" in top and top.text("projector_type") != "dflash":
         raise top.error("projector_type", 'only "dflash" is supported')
     body = top.object("transformer_layer_config")
+    refuse_quantization(body)
     hidden_size = body.integer("hidden_size")
     if "target_hidden_size" in top and top.integer("target_hidden_size") != hidden_size:
         raise top.error("target_hidden_size", f"must be {body.key('hidden_size')}, {hidden_size}")

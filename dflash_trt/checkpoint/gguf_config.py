@@ -8,9 +8,9 @@ import numpy as np
 
 from dflash_trt.checkpoint.gguf_file import GGUFFile
 from dflash_trt.checkpoint.rope import RopeConfig, RopeKind
-from dflash_trt.checkpoint.target import TargetConfig
+from dflash_trt.checkpoint.target import Architecture, TargetConfig
 
-_ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+_ARCHITECTURES: dict[str, Architecture] = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 
 

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
-from dflash_trt.errors import UserError
+from dflash_trt.checkpoint.target import CONFIG_FILE
+from dflash_trt.errors import UserError, access
 
 Scalar: TypeAlias = "bool | int | float | str"
 Value: TypeAlias = "Scalar | list[Scalar]"
@@ -65,18 +66,19 @@ class GGUFFile:
     """An open GGUF file: `metadata` by key and `tensors` by GGUF name, both in the file's order.
 
     Raises:
-        UserError: not a GGUF file of version 2 or 3, cut short, or one part of several.
+        UserError: cannot be read, not a GGUF file of version 2 or 3, cut short, or one part of several.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        if not self.path.is_file():
-            raise UserError(f"{self.path}: no such file")
-        with self.path.open("rb") as file:
-            if file.read(4) != b"GGUF":
-                raise UserError(f"{self.path}: not a GGUF file")
-            # Copy-on-write: torch wants memory that it could write to.
-            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        with access(self.path, "read"):
+            if not self.path.is_file():
+                raise UserError(f"{self.path}: no such file")
+            with self.path.open("rb") as file:
+                if file.read(4) != b"GGUF":
+                    raise UserError(f"{self.path}: not a GGUF file")
+                # Copy-on-write: torch wants memory that it could write to.
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         try:
             self._read_header()
         except (struct.error, UnicodeDecodeError, ValueError, OverflowError) as error:
@@ -162,13 +164,14 @@ def find_gguf(path: Path) -> Path | None:
         None where the path means something else.
 
     Raises:
-        UserError: the directory holds several.
+        UserError: the directory holds several, or cannot be read.
     """
     if path.suffix == ".gguf":
         return path
-    if not path.is_dir() or (path / "config.json").is_file():
-        return None
-    found = sorted(path.glob("*.gguf"))
+    with access(path, "read"):
+        if not path.is_dir() or (path / CONFIG_FILE).is_file():
+            return None
+        found = sorted(path.glob("*.gguf"))
     if len(found) > 1:
         names = ", ".join(file.name for file in found)
         raise UserError(f"{path}: holds several GGUF files ({names}); name one of them")

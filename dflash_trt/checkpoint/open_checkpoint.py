@@ -12,7 +12,7 @@ from dflash_trt.checkpoint.gguf_config import target_config
 from dflash_trt.checkpoint.gguf_file import GGUFFile, find_gguf
 from dflash_trt.checkpoint.gguf_weights import GGUFWeights
 from dflash_trt.checkpoint.target import TargetConfig
-from dflash_trt.checkpoint.weights import SafetensorsWeights, Weights
+from dflash_trt.checkpoint.weights import INDEX_DTYPES, SafetensorsWeights, Weights
 from dflash_trt.errors import UserError
 
 
@@ -85,7 +85,7 @@ def _check_vocabulary_map(weights: Weights, config: DrafterConfig) -> None:
     if "d2t" not in weights or weights.shape("d2t") != (config.draft_vocab_size,):
         return
     offsets = weights.read("d2t")
-    if offsets.dtype not in (torch.int64, torch.int32):
+    if offsets.dtype not in INDEX_DTYPES:
         return
     targets = torch.arange(len(offsets)) + offsets
     outside = targets[(targets < 0) | (targets >= config.vocab_size)]

@@ -58,7 +58,7 @@ def check_pairing(target: TargetConfig, target_path: Path, drafter: DrafterConfi
         stored = deepest + 1 if speculators else deepest
         last = target.num_hidden_layers if speculators else target.num_hidden_layers - 1
         raise refuse(
-            "aux_hidden_state_layer_ids" if speculators else "dflash_config.target_layer_ids",
+            "aux_hidden_state_layer_ids" if speculators else "target_layer_ids",
             f"up to {stored}",
             "num_hidden_layers",
             target.num_hidden_layers,
@@ -66,7 +66,7 @@ def check_pairing(target: TargetConfig, target_path: Path, drafter: DrafterConfi
         )
     if drafter.mask_token_id >= target.vocab_size:
         raise refuse(
-            "mask_token_id" if speculators else "dflash_config.mask_token_id",
+            "mask_token_id",
             drafter.mask_token_id,
             "vocab_size",
             target.vocab_size,

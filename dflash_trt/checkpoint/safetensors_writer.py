@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from dflash_trt.checkpoint.weights import DTYPES
+from dflash_trt.errors import access
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -29,12 +30,7 @@ class TensorSpec:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def write_safetensors(
-    path: str | Path,
-    specs: Sequence[TensorSpec],
-    tensors: Iterable[torch.Tensor],
-    metadata: Mapping[str, str] | None = None,
-) -> None:
+def write_safetensors(path: str | Path, specs: Sequence[TensorSpec], tensors: Iterable[torch.Tensor]) -> None:
     """Write a safetensors file while holding one tensor at a time.
 
     The file appears under its name when it is complete; a failure leaves nothing behind.
@@ -43,16 +39,16 @@ def write_safetensors(
         path: the file to create or replace; its directory exists.
         specs: what is coming, in order; the header is written from it before the first tensor is asked for.
         tensors: the tensors, in the order of `specs`, on any device.
-        metadata: the header's `__metadata__`; `{"format": "pt"}`, which transformers asks for, where None.
 
     Raises:
         ValueError: a duplicate name, a type that safetensors lacks, or tensors that differ from the specs.
+        UserError: the system refuses to write.
     """
     path = Path(path)
-    header, offsets = _layout(specs, {"format": "pt"} if metadata is None else dict(metadata))
+    header, offsets = _layout(specs)
     partial = path.with_name(path.name + ".partial")
     try:
-        with partial.open("wb") as file:
+        with access(path, "written"), partial.open("wb") as file:
             file.write(header)
             for spec, tensor in zip(specs, tensors, strict=True):
                 if tensor.dtype != spec.dtype or tuple(tensor.shape) != spec.shape:
@@ -64,12 +60,13 @@ def write_safetensors(
         partial.unlink(missing_ok=True)
 
 
-def _layout(specs: Sequence[TensorSpec], metadata: dict[str, str]) -> tuple[bytes, dict[str, int]]:
+def _layout(specs: Sequence[TensorSpec]) -> tuple[bytes, dict[str, int]]:
     """The header, and where each tensor starts after it.
 
     Widest types go first, so that every tensor lies on a multiple of its own item size: readers make views.
     """
-    entries: dict[str, object] = {"__metadata__": metadata}
+    # transformers asks for this format.
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offsets: dict[str, int] = {}
     position = 0
     for spec in sorted(specs, key=lambda spec: -spec.dtype.itemsize):

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dflash_trt.checkpoint.json_object import JsonObject
 from dflash_trt.checkpoint.rope import RopeConfig, read_rope
+from dflash_trt.errors import UserError
 
 CONFIG_FILE = "config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
 
-_MODEL_TYPES = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}
+Architecture = Literal["LlamaForCausalLM", "Qwen3ForCausalLM"]
+
+_MODEL_TYPES: dict[Architecture, str] = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,7 @@ class TargetConfig:
     """A decoder of the Llama or Qwen3 architecture.
 
     Attributes:
-        architecture: `LlamaForCausalLM` or `Qwen3ForCausalLM`.
+        architecture: the class that transformers has for it.
         vocab_size: rows of the embedding.
         hidden_size, intermediate_size: width of the residual stream and of the MLP.
         num_hidden_layers, num_attention_heads, num_key_value_heads: counts.
@@ -35,7 +38,7 @@ class TargetConfig:
         eos_token_ids: tokens that end a text, in the order given; empty where the files name none.
     """
 
-    architecture: str
+    architecture: Architecture
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -89,6 +92,7 @@ class TargetConfig:
         """
         top = JsonObject(config, path)
         architecture = _architecture(top)
+        refuse_quantization(top)
         hidden_size = top.integer("hidden_size")
         heads = top.integer("num_attention_heads")
         kv_heads, head_dim = read_heads(top, derive=architecture == "LlamaForCausalLM")
@@ -162,14 +166,29 @@ def read_heads(top: JsonObject, derive: bool) -> tuple[int, int]:
     return kv_heads, head_dim
 
 
-def _architecture(top: JsonObject) -> str:
+def refuse_quantization(config: JsonObject) -> None:
+    """Refuse a config whose weights are stored in another form than the model computes with.
+
+    Raises:
+        UserError: naming the method, where the config does.
+    """
+    if "quantization_config" in config:
+        found = config.values["quantization_config"]
+        method = found.get("quant_method") if isinstance(found, dict) else None
+        raise UserError(
+            f"{config.path}: {config.key('quantization_config')} says that weights are quantized"
+            f"{f' ({method})' if method else ''}; this version builds unquantized checkpoints only"
+        )
+
+
+def _architecture(top: JsonObject) -> Architecture:
     architectures = top.texts("architectures")
     if len(architectures) != 1 or architectures[0] not in _MODEL_TYPES:
         raise top.error("architectures", f"not supported as a target; supported are {', '.join(_MODEL_TYPES)}")
     return architectures[0]
 
 
-def _refuse_unsupported(top: JsonObject, architecture: str) -> None:
+def _refuse_unsupported(top: JsonObject, architecture: Architecture) -> None:
     if top.text("hidden_act") != "silu":
         raise top.error("hidden_act", 'only "silu" is supported')
     if top.boolean("use_sliding_window", absent=False):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from dflash_trt.checkpoint.gguf_config import end_token_ids, token_id
 from dflash_trt.checkpoint.gguf_file import GGUFFile, find_gguf
 from dflash_trt.checkpoint.gguf_tokenizer import read_tokenizer
 from dflash_trt.checkpoint.json_object import JsonObject
 from dflash_trt.checkpoint.target import CONFIG_FILE, GENERATION_CONFIG_FILE
-from dflash_trt.errors import UserError
+from dflash_trt.errors import UserError, access
 
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
@@ -28,31 +29,55 @@ _GGUF_SPECIAL_TOKENS = {
 }
 
 
-def save_tokenizer(source: Path, destination: Path) -> None:
-    """Write what `transformers.AutoTokenizer` needs to load a target's tokenizer, without the target.
+def tokenizer_files(source: Path) -> dict[str, bytes]:
+    """What `transformers.AutoTokenizer` needs to load a target's tokenizer without the target, by file name.
 
-    Writes `tokenizer.json` and `tokenizer_config.json`; `chat_template.jinja` where the source has a
-    template, wherever it keeps it; and `generation_config.json`, the source's own or, where it has none, one
-    with the begin and end tokens that its config names. Files of a Hugging Face directory are copied as
-    they are; those of a GGUF file are built from its metadata.
+    Always `tokenizer.json` and `tokenizer_config.json`; `chat_template.jinja` where the source has a template,
+    wherever it keeps it; and `generation_config.json`, the source's own or, where it has none, one with the begin
+    and end tokens that its config names. Files of a Hugging Face directory are taken as they are; those of a GGUF
+    file are built from its metadata.
 
     Args:
         source: a Hugging Face directory, a GGUF file, or a directory that holds exactly one.
-        destination: a directory, made where it does not exist.
 
     Raises:
         UserError: the source has no tokenizer, or one that is not supported.
     """
-    source, destination = Path(source), Path(destination)
     gguf_path = find_gguf(source)
-    destination.mkdir(parents=True, exist_ok=True)
-    if gguf_path is None:
-        _copy(source, destination)
-    else:
-        _build(GGUFFile(gguf_path), destination)
+    return _stored(source) if gguf_path is None else _built(GGUFFile(gguf_path))
 
 
-def _copy(source: Path, destination: Path) -> None:
+def save_tokenizer(source: Path, destination: Path) -> None:
+    """Write `tokenizer_files` of `source` into a directory, made where it does not exist.
+
+    Raises:
+        UserError: as `tokenizer_files`, or a file cannot be written.
+    """
+    files = tokenizer_files(source)
+    with access(destination, "written"):
+        destination.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (destination / name).write_bytes(content)
+
+
+def load_tokenizer(directory: Path, origin: Path | None = None) -> PreTrainedTokenizerFast:
+    """Load what `save_tokenizer` wrote.
+
+    Args:
+        directory: where it is.
+        origin: what a refusal names instead, where `directory` is a copy.
+
+    Raises:
+        UserError: a file is missing or damaged.
+    """
+    try:
+        return cast(PreTrainedTokenizerFast, AutoTokenizer.from_pretrained(directory, local_files_only=True))
+    except Exception as error:  # tokenizers raises nothing narrower, transformers whatever a wrong type leads to
+        reason = f"{type(error).__name__}: {error}".splitlines()[0].replace(str(directory), str(origin or directory))
+        raise UserError(f"{origin or directory}: its tokenizer cannot be loaded ({reason})") from None
+
+
+def _stored(source: Path) -> dict[str, bytes]:
     for name in (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE):
         if not (source / name).is_file():
             raise UserError(
@@ -60,18 +85,21 @@ def _copy(source: Path, destination: Path) -> None:
                 "transformers.AutoTokenizer.from_pretrained(...).save_pretrained(...)"
             )
     optional = (SPECIAL_TOKENS_FILE, CHAT_TEMPLATE_FILE, GENERATION_CONFIG_FILE)
+    files = {}
     for name in (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, *optional):
         if (source / name).is_file():
-            shutil.copyfile(source / name, destination / name)
-    if not (source / CHAT_TEMPLATE_FILE).is_file():
+            with access(source / name, "read"):
+                files[name] = (source / name).read_bytes()
+    if CHAT_TEMPLATE_FILE not in files:
         template = _template_of(JsonObject.from_file(source / TOKENIZER_CONFIG_FILE))
         if template is not None:
-            (destination / CHAT_TEMPLATE_FILE).write_text(template, encoding="utf-8")
-    if not (source / GENERATION_CONFIG_FILE).is_file() and (source / CONFIG_FILE).is_file():
+            files[CHAT_TEMPLATE_FILE] = template.encode()
+    if GENERATION_CONFIG_FILE not in files and (source / CONFIG_FILE).is_file():
         config = JsonObject.from_file(source / CONFIG_FILE)
         found = {key: config.values[key] for key in ("bos_token_id", "eos_token_id") if key in config}
         if found:
-            _write_json(destination / GENERATION_CONFIG_FILE, found)
+            files[GENERATION_CONFIG_FILE] = _json(found)
+    return files
 
 
 def _template_of(tokenizer_config: JsonObject) -> str | None:
@@ -85,9 +113,8 @@ def _template_of(tokenizer_config: JsonObject) -> str | None:
     raise UserError(f"{tokenizer_config.path}: chat_template names {len(templates)} templates, none of them default")
 
 
-def _build(file: GGUFFile, destination: Path) -> None:
+def _built(file: GGUFFile) -> dict[str, bytes]:
     tokenizer = read_tokenizer(file)
-    tokenizer.save(str(destination / TOKENIZER_FILE))
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
@@ -96,15 +123,15 @@ def _build(file: GGUFFile, destination: Path) -> None:
         index = token_id(file, role)
         if index is not None:
             config[key] = tokenizer.id_to_token(index)
-    _write_json(destination / TOKENIZER_CONFIG_FILE, config)
+    files = {TOKENIZER_FILE: tokenizer.to_str(pretty=True).encode(), TOKENIZER_CONFIG_FILE: _json(config)}
     if _GGUF_CHAT_TEMPLATE in file.metadata:
-        template = str(file.metadata[_GGUF_CHAT_TEMPLATE])
-        (destination / CHAT_TEMPLATE_FILE).write_text(template, encoding="utf-8")
+        files[CHAT_TEMPLATE_FILE] = str(file.metadata[_GGUF_CHAT_TEMPLATE]).encode()
     ids = {"bos_token_id": token_id(file, "bos"), "eos_token_id": list(end_token_ids(file))}
     found = {key: value for key, value in ids.items() if value not in (None, [])}
     if found:
-        _write_json(destination / GENERATION_CONFIG_FILE, found)
+        files[GENERATION_CONFIG_FILE] = _json(found)
+    return files
 
 
-def _write_json(path: Path, values: dict[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+def _json(values: dict[str, Any]) -> bytes:
+    return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()

@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 
 from dflash_trt.checkpoint.json_object import JsonObject
-from dflash_trt.errors import UserError
+from dflash_trt.errors import UserError, access
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -35,6 +35,8 @@ DTYPES: dict[str, torch.dtype] = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
+INDEX_DTYPES = (torch.int64, torch.int32)
+"""Types of tensors that hold token ids."""
 
 
 class Weights(Protocol):
@@ -80,17 +82,18 @@ class SafetensorsWeights:
     tensor shares the file's pages, copy-on-write, so a checkpoint larger than memory can be walked.
 
     Raises:
-        UserError: no weights, a shard or tensor of the index is missing, or a file is cut short or is not
-            safetensors.
+        UserError: no weights, a shard or tensor of the index is missing, or a file cannot be read, is cut short or
+            is not safetensors.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._files: dict[Path, Any] = {}
-        if self.path.is_dir() and (self.path / INDEX_FILE).is_file():
-            self._entries = _read_index(self.path / INDEX_FILE)
-        else:
-            self._entries = _read_header(_single_file(self.path))
+        with access(self.path, "read"):
+            if self.path.is_dir() and (self.path / INDEX_FILE).is_file():
+                self._entries = _read_index(self.path / INDEX_FILE)
+            else:
+                self._entries = _read_header(_single_file(self.path))
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._entries)
@@ -109,9 +112,10 @@ class SafetensorsWeights:
 
     def read(self, name: str) -> torch.Tensor:
         file = self.file_of(name)
-        if file not in self._files:
-            self._files[file] = safe_open(file, framework="pt", device="cpu")
-        tensor: torch.Tensor = self._files[file].get_tensor(name)
+        with access(file, "read"):
+            if file not in self._files:
+                self._files[file] = safe_open(file, framework="pt", device="cpu")
+            tensor: torch.Tensor = self._files[file].get_tensor(name)
         return tensor
 
     def _entry(self, name: str) -> _Entry:
@@ -158,8 +162,8 @@ def _read_index(path: Path) -> dict[str, _Entry]:
 
 def _read_header(path: Path) -> dict[str, _Entry]:
     """Every tensor of one file, checked against the file's size."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
+    with access(path, "read"), path.open("rb") as file:
+        size = path.stat().st_size
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > size - 8:
             raise UserError(

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from dflash_trt.cli.options import directory
+
+if TYPE_CHECKING:
+    from dflash_trt.engine.build import Build
+    from dflash_trt.engine.config import Backend, Dtype
+    from dflash_trt.engine.directory import Engine
 
 
 @click.command()
@@ -18,7 +24,9 @@ from dflash_trt.cli.options import directory
 )
 @click.option("--drafter_dir", type=directory, help="Its DFlash drafter, instead of --checkpoint_dir.")
 @click.option("--output_dir", type=directory, required=True, help="Engine directory to write.")
-@click.option("--backend", type=click.Choice(["torch"]), default="torch", show_default=True)
+@click.option(
+    "--backend", type=click.Choice(["torch"]), default="torch", show_default=True, help="What will run the engine."
+)
 @click.option(
     "--dtype",
     type=click.Choice(["auto", "bfloat16", "float16", "float32", "float64"]),
@@ -26,44 +34,62 @@ from dflash_trt.cli.options import directory
     show_default=True,
     help="Type of weights, caches and computation; auto is the target checkpoint's.",
 )
-@click.option("--max_batch_size", type=int, default=8, show_default=True, help="Sequences decoded together.")
-@click.option("--max_seq_len", type=int, default=2048, show_default=True, help="Prompt and output tokens together.")
-@click.option("--max_num_tokens", type=int, default=512, show_default=True, help="Prompt tokens that one pass takes.")
+@click.option(
+    "--max_batch_size", type=click.IntRange(1), default=8, show_default=True, help="Sequences decoded together."
+)
+@click.option(
+    "--max_seq_len",
+    type=click.IntRange(2),
+    help="Prompt and output tokens together.  [default: the target's max_position_embeddings, at most 2048]",
+)
+@click.option(
+    "--max_num_tokens",
+    type=click.IntRange(1),
+    default=512,
+    show_default=True,
+    help="Prompt tokens that one pass takes.",
+)
 @click.option("--dry_run", is_flag=True, help="Check the pair and say what would be written, without writing it.")
 def build(
     checkpoint_dir: Path | None,
     target_dir: Path | None,
     drafter_dir: Path | None,
     output_dir: Path,
-    backend: str,
-    dtype: str,
+    backend: Backend,
+    dtype: Dtype | Literal["auto"],
     max_batch_size: int,
-    max_seq_len: int,
+    max_seq_len: int | None,
     max_num_tokens: int,
     dry_run: bool,
 ) -> None:
     """Build an engine directory from a target and its drafter."""
     from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
-    from dflash_trt.cli.progress import bytes_progress
-    from dflash_trt.engine.build import build_engine, plan_build
+    from dflash_trt.engine.build import plan_build
     from dflash_trt.engine.config import BuildConfig, checkpoint_dtype
 
     target_path, drafter_path = _checkpoints(checkpoint_dir, target_dir, drafter_dir)
     target, drafter = open_target(target_path), open_drafter(drafter_path)
     config = BuildConfig(
-        dtype=checkpoint_dtype(target.weights) if dtype == "auto" else dtype,  # type: ignore[arg-type]
+        dtype=checkpoint_dtype(target.weights) if dtype == "auto" else dtype,
         max_batch_size=max_batch_size,
-        max_seq_len=max_seq_len,
+        max_seq_len=max_seq_len or min(target.config.max_position_embeddings, BuildConfig.max_seq_len),
         max_num_tokens=max_num_tokens,
     )
-    plan = plan_build(target, drafter, config)
-    size = sum(spec.nbytes for specs in plan for spec in specs)
-    if dry_run:
-        click.echo(f"{output_dir}: would hold {size / 1e6:.1f} MB of weights in {config.dtype}")
-        return
-    with bytes_progress("building", size) as advance:
-        build_engine(target, drafter, config, output_dir, advance)
-    click.echo(f"{output_dir}: {size / 1e6:.1f} MB of weights in {config.dtype}, backend {backend}")
+    planned = plan_build(target, drafter, config, output_dir, backend)
+    if not dry_run:
+        write(planned)
+    click.echo(
+        f"{output_dir}: {'would hold ' if dry_run else ''}{planned.weight_bytes / 1e6:.1f} MB of weights in "
+        f"{config.dtype}, backend {backend}; running it takes {planned.config.cache_bytes / 1e6:.1f} MB of caches more"
+    )
+
+
+def write(build: Build) -> Engine:
+    """Write an engine directory with a progress bar."""
+    from dflash_trt.cli.progress import bytes_progress
+
+    with bytes_progress("building", build.weight_bytes) as advance:
+        return build.write(advance)
 
 
 def _checkpoints(checkpoint_dir: Path | None, target_dir: Path | None, drafter_dir: Path | None) -> tuple[Path, Path]:

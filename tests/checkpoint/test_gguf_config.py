@@ -1,3 +1,5 @@
+"""Target configs out of GGUF metadata."""
+
 from __future__ import annotations
 
 from pathlib import Path

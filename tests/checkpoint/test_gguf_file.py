@@ -1,3 +1,5 @@
+"""The GGUF reader against the `gguf` package, and files that are damaged."""
+
 from __future__ import annotations
 
 import struct

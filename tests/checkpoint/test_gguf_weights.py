@@ -1,3 +1,5 @@
+"""GGUF tensors against the `gguf` package and transformers."""
+
 from __future__ import annotations
 
 import math

@@ -1,3 +1,5 @@
+"""How JSON is read, and how its mistakes are named."""
+
 from __future__ import annotations
 
 from pathlib import Path

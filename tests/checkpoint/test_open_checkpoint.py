@@ -12,8 +12,7 @@ from safetensors.torch import save_file
 
 from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
 from dflash_trt.errors import UserError
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "smollm2-135m" / "drafter"
+from dflash_trt.examples.smollm2 import DRAFTER
 
 
 def save(directory: Path, config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Path:
@@ -36,8 +35,8 @@ def test_hugging_face_directory(tmp_path: Path, llama_config: dict[str, Any]) ->
 
 
 def test_example() -> None:
-    drafter = open_drafter(EXAMPLE)
-    assert drafter.path == drafter.weights.path == EXAMPLE
+    drafter = open_drafter(DRAFTER)
+    assert drafter.path == drafter.weights.path == DRAFTER
     assert drafter.config.num_hidden_layers == 3
 
 

@@ -1,3 +1,5 @@
+"""Which drafters are refused for which targets, and how the refusal names both."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -12,8 +14,7 @@ from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
 from dflash_trt.checkpoint.pairing import check_pairing
 from dflash_trt.checkpoint.target import TargetConfig
 from dflash_trt.errors import UserError
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "smollm2-135m" / "drafter"
+from dflash_trt.examples.smollm2 import DRAFTER
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def test_accepts_its_own(target: TargetConfig, drafter: DrafterConfig) -> None:
 
 
 def test_accepts_the_example(smollm2_path: Path) -> None:
-    target, drafter = open_target(smollm2_path), open_drafter(EXAMPLE)
+    target, drafter = open_target(smollm2_path), open_drafter(DRAFTER)
     check_pairing(target.config, target.path, drafter.config, drafter.path)
 
 
@@ -72,9 +73,7 @@ def test_refuses_taps_beyond_the_target(target: TargetConfig, drafter: DrafterCo
     with pytest.raises(UserError) as refusal:
         check_pairing(small, Path("target"), anonymous, Path("draft"))
     if drafter.format == "z-lab":
-        expected = (
-            "dflash_config.target_layer_ids is up to 2, num_hidden_layers of target is 2: the last layer to tap is 1"
-        )
+        expected = "target_layer_ids is up to 2, num_hidden_layers of target is 2: the last layer to tap is 1"
     else:
         expected = "aux_hidden_state_layer_ids is up to 3, num_hidden_layers of target is 2: the last layer to tap is 2"
     assert str(refusal.value) == f"draft: {expected}"
@@ -82,7 +81,9 @@ def test_refuses_taps_beyond_the_target(target: TargetConfig, drafter: DrafterCo
 
 def test_refuses_a_mask_outside_the_embedding(target: TargetConfig, drafter: DrafterConfig) -> None:
     outside = replace(drafter, mask_token_id=96)
-    with pytest.raises(UserError, match="mask_token_id is 96, vocab_size of target is 96: the mask needs a row"):
+    with pytest.raises(
+        UserError, match=r"^draft: mask_token_id is 96, vocab_size of target is 96: the mask needs a row"
+    ):
         check_pairing(target, Path("target"), outside, Path("draft"))
 
 

@@ -1,3 +1,5 @@
+"""Rotary embedding: both spellings of the config, and frequencies against transformers."""
+
 from __future__ import annotations
 
 from pathlib import Path

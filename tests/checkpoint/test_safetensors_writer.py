@@ -1,3 +1,5 @@
+"""Files that the writer writes, read by ours and by the safetensors package."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -11,6 +13,7 @@ from safetensors import safe_open
 
 from dflash_trt.checkpoint.safetensors_writer import TensorSpec, write_safetensors
 from dflash_trt.checkpoint.weights import DTYPES, SafetensorsWeights
+from dflash_trt.errors import UserError
 
 
 def filled(spec: TensorSpec, seed: int) -> torch.Tensor:
@@ -46,12 +49,6 @@ def test_round_trip(
             for read in (theirs.get_tensor(spec.name), ours.read(spec.name)):
                 assert read.dtype == spec.dtype and tuple(read.shape) == spec.shape
                 assert same_bytes(read, tensor)
-
-
-def test_metadata(tmp_path: Path) -> None:
-    write_safetensors(tmp_path / "w.safetensors", [], [], {"made by": "a test"})
-    with safe_open(tmp_path / "w.safetensors", framework="pt") as file:
-        assert file.metadata() == {"made by": "a test"}
 
 
 def test_writes_transposed_tensors_as_they_read(tmp_path: Path) -> None:
@@ -94,3 +91,8 @@ def test_a_mismatch_leaves_nothing_behind(tmp_path: Path, specs: list[TensorSpec
     with pytest.raises(ValueError):
         write_safetensors(tmp_path / "w.safetensors", specs, tensors)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_refuses_where_the_system_does(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"nowhere/w\.safetensors: cannot be written \(No such file or directory\)"):
+        write_safetensors(tmp_path / "nowhere" / "w.safetensors", [SPEC], [torch.zeros(2)])

@@ -1,3 +1,5 @@
+"""Target configs in transformers' spellings, and what in them is refused."""
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -160,6 +162,11 @@ def test_what_it_writes_is_a_transformers_config(tmp_path: Path, llama_config: d
         ),
         ({"architectures": "LlamaForCausalLM"}, "must be a list of strings"),
         ({"hidden_act": "gelu"}, 'hidden_act is "gelu": only "silu" is supported'),
+        (
+            {"quantization_config": {"quant_method": "awq", "bits": 4}},
+            "quantization_config says that weights are quantized (awq); this version builds unquantized checkpoints only",
+        ),
+        ({"quantization_config": {}}, "quantization_config says that weights are quantized; this version"),
         ({"use_sliding_window": True}, "use_sliding_window is true"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is"),
         ({"num_key_value_heads": 3}, "num_key_value_heads is 3: must divide num_attention_heads, 4"),

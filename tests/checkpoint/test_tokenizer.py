@@ -1,3 +1,5 @@
+"""What of a tokenizer is copied, and that transformers loads it."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""Safetensors by their headers: layouts, mapping, and files that are damaged."""
+
 from __future__ import annotations
 
 import json

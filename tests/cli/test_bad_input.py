@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from dflash_trt.runtime import load
 from tests.cli.invoke import Result, invoke
 from tests.conftest import Engines
 from tests.tiny_models import random_drafter, random_target
@@ -62,6 +63,21 @@ def with_nan(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def unreadable(path: Path) -> None:
+    """The system refuses to read its beginning, to anyone."""
+    path.unlink(missing_ok=True)
+    path.symlink_to("/proc/self/mem")
+
+
+def unreadable_gguf(pair: Path) -> None:
+    (pair / "target/config.json").unlink()
+    unreadable(pair / "target/m.gguf")
+
+
+def other_head(pair: Path) -> None:
+    edit_json(pair / "target/config.json", tie_word_embeddings=True)
+
+
 def other_target(pair: Path) -> None:
     edit_json(pair / "drafter/config.json", num_target_layers=36)
 
@@ -105,7 +121,31 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
         ("drafter/config.json", "num_target_layers is 36", "num_hidden_layers", "4"),
     ),
     "no tokenizer": (lambda p: (p / "target/tokenizer.json").unlink(), ("target/tokenizer.json",)),
+    "damaged tokenizer": (lambda p: edit_json(p / "target/tokenizer.json", model={}), ("target: its tokenizer",)),
+    "garbage tokenizer": (
+        lambda p: (p / "target/tokenizer.json").write_text("[]") and None,
+        ("target: its tokenizer",),
+    ),
+    "unreadable tokenizer": (
+        lambda p: unreadable(p / "target/tokenizer.json"),
+        ("target/tokenizer.json: cannot be read",),
+    ),
+    "unreadable weights": (lambda p: unreadable(p / WEIGHTS), (f"{WEIGHTS}: cannot be read",)),
+    "unreadable GGUF file": (
+        unreadable_gguf,
+        ("target/m.gguf: cannot be read",),
+    ),
+    "quantized target": (
+        lambda p: edit_json(p / "target/config.json", quantization_config={"quant_method": "fp8"}),
+        ("target/config.json: quantization_config", "(fp8)", "unquantized"),
+    ),
+    "quantized drafter": (
+        lambda p: edit_json(p / "drafter/config.json", quantization_config={"bits": 4}),
+        ("drafter/config.json: quantization_config", "unquantized"),
+    ),
+    "untied head": (other_head, (WEIGHTS, "lm_head.weight", "tie_word_embeddings")),
 }
+ONLY_CONVERTING_SHOWS = {"NaN", "NaN in the drafter"}
 
 
 def check(result: Result, fragments: tuple[str, ...]) -> None:
@@ -124,16 +164,20 @@ def test_build_refuses_checkpoint(pair: Path, capsys: pytest.CaptureFixture[str]
     result = invoke(capsys, "build", "--checkpoint_dir", pair, "--output_dir", pair.parent / "engine")
     check(result, fragments)
     assert sorted(pair.parent.iterdir()) == before
+    if mistake not in ONLY_CONVERTING_SHOWS:
+        dry = invoke(capsys, "build", "--checkpoint_dir", pair, "--output_dir", pair.parent / "engine", "--dry_run")
+        assert dry == result
 
 
 @pytest.mark.parametrize(
     ("options", "fragments"),
     [
         (["--dtype", "int3"], ("--dtype", "int3", "float32")),
-        (["--max_batch_size", "0"], ("max_batch_size is 0", "1 or more")),
+        (["--max_batch_size", "0"], ("--max_batch_size", "0", "x>=1")),
         (["--max_batch_size", "many"], ("--max_batch_size", "many")),
         (["--max_seq_len", "9999"], ("max_seq_len is 9999", "4096")),
-        (["--max_num_tokens", "-1"], ("max_num_tokens is -1",)),
+        (["--max_seq_len", "1"], ("--max_seq_len", "1", "x>=2")),
+        (["--max_num_tokens", "-1"], ("--max_num_tokens", "-1")),
         (["--backend", "cuda"], ("--backend", "cuda", "torch")),
         (["--quick"], ("--quick",)),
         (["--target_dir", "t"], ("--checkpoint_dir", "--target_dir")),
@@ -158,23 +202,51 @@ def test_build_refuses_overflow(pair: Path, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize("where", ["file/engine", "/proc/engine"])
 def test_build_refuses_unwritable_output(pair: Path, capsys: pytest.CaptureFixture[str], where: str) -> None:
     (pair / "file").touch()
-    check(invoke(capsys, "build", "--checkpoint_dir", pair, "--output_dir", pair / where), (where, "cannot be written"))
+    for options in ([], ["--dry_run"]):
+        result = invoke(capsys, "build", "--checkpoint_dir", pair, "--output_dir", pair / where, *options)
+        check(result, (where, "cannot be written"))
+
+
+def test_build_names_the_input_that_the_system_refuses(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for target, drafter in (
+        ("x" * 300, pair / "drafter"),
+        (f"{'x' * 300}.gguf", pair / "drafter"),
+        (pair / "target", "x" * 300),
+    ):
+        result = invoke(
+            capsys, "build", "--target_dir", target, "--drafter_dir", drafter, "--output_dir", pair.parent / "engine"
+        )
+        check(result, ("xxx", "cannot be read", "too long"))
 
 
 def test_build_leaves_other_directories_alone(pair: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result = invoke(capsys, "build", "--checkpoint_dir", pair, "--output_dir", pair / "target")
-    check(result, ("target", "no engine directory"))
-    assert (pair / "target/model.safetensors").exists()
+    for options in ([], ["--dry_run"]):
+        result = invoke(capsys, "build", "--checkpoint_dir", pair, "--output_dir", pair / "target", *options)
+        check(result, ("target", "no engine directory"))
+        assert (pair / "target/model.safetensors").exists()
 
 
 RUNS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "empty prompt": (["--prompt", "", "--raw_prompt"], ("prompt 0", "empty")),
     "long prompt": (["--prompt", "x" * 128, "--raw_prompt"], ("prompt 0", "128", "max_seq_len")),
     "second prompt": (["--prompt", "x", "--prompt", "x" * 300, "--raw_prompt"], ("prompt 1", "300", "128")),
-    "temperature": (["--prompt", "x", "--temperature", "-1"], ("temperature", "-1")),
-    "top_p": (["--prompt", "x", "--top_p", "0"], ("top_p", "0")),
-    "max_output_len": (["--prompt", "x", "--max_output_len", "0"], ("max_tokens is 0",)),
-    "verify_window": (["--prompt", "x", "--verify_window", "5"], ("verify_window is 5", "4")),
+    **{
+        option: (["--prompt", "x", f"--{option}", value], (f"'--{option}'", value))
+        for option, value in {
+            "max_output_len": "0",
+            "temperature": "-1.0",
+            "top_k": "-1",
+            "top_p": "0.0",
+            "min_p": "1.5",
+            "repetition_penalty": "0.0",
+            "presence_penalty": "2.5",
+            "frequency_penalty": "-3.0",
+            "seed": "-1",
+            "n": "0",
+            "verify_window": "0",
+        }.items()
+    },
+    "verify_window beyond the block": (["--prompt", "x", "--verify_window", "5"], ("verify_window is 5", "4")),
     "exclusive": (
         ["--prompt", "x", "--verify_window", "2", "--no_speculation"],
         ("--no_speculation", "--verify_window"),
@@ -197,11 +269,45 @@ def engine(llms: Engines, tmp_path: Path) -> Path:
     return tmp_path / "engine"
 
 
+def edit_inner(engine: Path, part: str, **changes: Any) -> None:
+    """Edit an object inside an engine's config; None removes a key."""
+    content = json.loads((engine / "config.json").read_text())[part] | changes
+    edit_json(engine / "config.json", **{part: {key: value for key, value in content.items() if value is not None}})
+
+
+TOKEN_BYTES = 2 * (4 + 2) * 2 * 16 * 8
+"""Keys and values of four and two layers of two heads of 16, in float64."""
 ENGINES: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "another version": (lambda e: edit_json(e / "config.json", version="0.0.9"), ("config.json", "0.0.9", "build")),
     "damaged config": (
         lambda e: edit_json(e / "config.json", build_config={"dtype": "float64", "max_batch_size": "some"}),
         ("config.json", "build_config", "some"),
+    ),
+    "unknown architecture": (
+        lambda e: edit_inner(e, "pretrained_config", architecture="GPT2LMHeadModel"),
+        ("config.json: pretrained_config.architecture is 'GPT2LMHeadModel'", "LlamaForCausalLM"),
+    ),
+    "no slots": (
+        lambda e: edit_inner(e, "build_config", max_batch_size=0),
+        ("config.json: build_config.max_batch_size is 0, it must be 1 or more",),
+    ),
+    "a missing field": (
+        lambda e: edit_inner(e, "pretrained_config", hidden_size=None),
+        ("config.json: pretrained_config.hidden_size is required\n",),
+    ),
+    "no memory": (
+        lambda e: edit_inner(e, "build_config", max_batch_size=10**9),
+        (
+            f"caches take {10**9 * TOKEN_BYTES * (128 + 4)} bytes",
+            "--max_batch_size, now 1000000000",
+            "--max_seq_len, now 128",
+        ),
+    ),
+    "a number": (lambda e: (e / "config.json").write_text("3") and None, ("config.json", "no engine's config")),
+    "damaged tokenizer": (lambda e: edit_json(e / "tokenizer.json", model={}), ("engine: its tokenizer",)),
+    "unreadable weights": (
+        lambda e: unreadable(e / "target/rank0.safetensors"),
+        ("target/rank0.safetensors: cannot be read",),
     ),
     "not an engine": (lambda e: (e / "config.json").write_text("{}") and None, ("config.json", "build")),
     "no config": (lambda e: (e / "config.json").unlink(), ("config.json",)),
@@ -218,9 +324,31 @@ def test_run_refuses_engine(engine: Path, capsys: pytest.CaptureFixture[str], mi
     check(invoke(capsys, "run", "--engine_dir", engine, "--prompt", "x"), fragments)
 
 
+@pytest.mark.parametrize("failure", [RuntimeError("not enough memory"), torch.OutOfMemoryError(), MemoryError()])
+def test_run_refuses_when_caches_cannot_be_allocated(
+    llms: Engines, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    engine = llms["llama"].engine
+
+    def fail(*arguments: object, **options: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(load, "TorchExecutor", fail)
+    result = invoke(capsys, "run", "--engine_dir", engine.path, "--prompt", "x", "--device", "cpu")
+    check(result, (f"caches take {engine.config.cache_bytes} bytes", "--max_batch_size", "--max_seq_len"))
+
+
+@pytest.mark.parametrize(("option", "value"), [("max_output_len", "0"), ("verify_window", "0"), ("verify_window", "9")])
+def test_demo_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str, value: str) -> None:
+    result = invoke(capsys, "demo", "--output_dir", tmp_path / "engine", f"--{option}", value)
+    check(result, (f"'--{option}'", value))
+    assert not (tmp_path / "engine").exists()
+
+
 def test_inspect_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     check(invoke(capsys, "inspect", tmp_path / "nowhere"), ("nowhere", "no such file"))
     check(invoke(capsys, "inspect", tmp_path), (str(tmp_path),))
+    check(invoke(capsys, "inspect", "x" * 300), ("xxx: cannot be read", "too long"))
 
 
 def test_no_such_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from dflash_trt.engine.directory import open_engine
 from tests.cli.invoke import invoke
 from tests.conftest import TINY
+from tests.tiny_models import random_drafter, random_target
 
 
 def test_both_ways_to_name_checkpoints(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -32,9 +34,34 @@ def test_both_ways_to_name_checkpoints(capsys: pytest.CaptureFixture[str], tmp_p
 
 
 def test_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    result = invoke(capsys, "build", "--checkpoint_dir", TINY, "--output_dir", tmp_path / "engine", "--dry_run")
-    assert result.status == 0 and "would hold" in result.out
+    options = ["build", "--checkpoint_dir", TINY, "--output_dir", tmp_path / "some" / "engine"]
+    dry = invoke(capsys, *options, "--dry_run")
+    assert dry.status == 0 and "would hold" in dry.out
     assert not list(tmp_path.iterdir())
+    assert invoke(capsys, *options).out == dry.out.replace("would hold ", "")
+
+
+def test_says_what_weights_and_caches_take(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    engine = tmp_path / "engine"
+    result = invoke(capsys, "build", "--checkpoint_dir", TINY, "--output_dir", engine, "--max_batch_size", 100)
+    described = json.loads(invoke(capsys, "inspect", engine, "--format", "json").out)
+    assert f"{described['bytes'] / 1e6:.1f} MB of weights" in result.out
+    assert f"{described['cache_bytes'] / 1e6:.1f} MB of caches" in result.out
+    # Slots, positions with the block, keys and values, layers, two heads of 32, two bytes.
+    assert described["cache_bytes"] == 100 * (2048 + 8) * 2 * (4 + 2) * (2 * 32) * 2
+
+
+@pytest.mark.parametrize(("trained", "expected"), [(512, 512), (4096, 2048)])
+def test_default_length_is_the_targets_at_most_2048(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, trained: int, expected: int
+) -> None:
+    random_drafter(tmp_path / "drafter", random_target(tmp_path / "target", max_position_embeddings=trained))
+    engine = tmp_path / "engine"
+    result = invoke(capsys, "build", "--checkpoint_dir", tmp_path, "--output_dir", engine, "--backend", "torch")
+    assert result.status == 0, result.err
+    config = open_engine(engine).config
+    assert config.build_config.max_seq_len == expected
+    assert config.builder.backend == "torch"
 
 
 def test_inspect_tells_what_a_directory_is(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""How the command line ends when the fault is ours."""
+"""The group of commands: help, and how it ends when the fault is ours."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from dflash_trt import __version__
+from dflash_trt.cli.main import cli
 from tests.cli.invoke import invoke
 
 
@@ -26,6 +28,8 @@ def test_our_failure_is_one_line_and_a_traceback_on_request(
     )
     debugged = invoke(capsys, "--debug", "inspect", tmp_path)
     assert debugged.status == 1 and "Traceback" in debugged.err and "broken" in debugged.err
+    # An argument of that name is no request.
+    assert "Traceback" not in invoke(capsys, "inspect", "--", "--debug").err
 
 
 def test_console_script() -> None:
@@ -34,9 +38,24 @@ def test_console_script() -> None:
     assert __version__ in result.stdout
 
 
-@pytest.mark.parametrize("command", ["build", "run", "inspect", "doctor", "demo"])
-def test_help_is_fast_and_complete(command: str) -> None:
-    """Help imports no torch, and every option has a word of explanation."""
+def test_without_a_command_it_prints_its_help(capsys: pytest.CaptureFixture[str]) -> None:
+    result = invoke(capsys)
+    assert result.status == 0 and result.err == ""
+    assert result.out == invoke(capsys, "--help").out
+    for command in cli.commands:
+        assert f"\n  {command} " in result.out
+
+
+@pytest.mark.parametrize("command", [cli, *cli.commands.values()], ids=lambda command: command.name)
+def test_every_option_has_a_help_text(command: click.Command) -> None:
+    context = click.Context(command)
+    for parameter in command.get_params(context):
+        assert isinstance(parameter, click.Argument) or parameter.help, parameter.name
+
+
+@pytest.mark.parametrize("command", list(cli.commands))
+def test_help_imports_no_torch(command: str) -> None:
+    """So that it is there at once."""
     code = (
         "import sys; from dflash_trt.cli.main import cli\n"
         "try: cli([sys.argv[1], '--help'])\n"

@@ -9,10 +9,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
-from dflash_trt.engine.build import build_engine, plan_build
+from dflash_trt.engine.build import Build, build_engine, plan_build
 from dflash_trt.engine.config import BuildConfig, checkpoint_dtype
 from dflash_trt.engine.directory import open_engine
 from dflash_trt.errors import UserError
+from tests.models.test_dflash import as_speculators
 from tests.tiny_models import random_drafter, random_target
 
 CONFIG = BuildConfig(dtype="float32", max_batch_size=2, max_seq_len=64, max_num_tokens=16)
@@ -26,6 +27,10 @@ def pair(tmp_path: Path) -> Path:
 
 def build(pair: Path, output: Path, config: BuildConfig = CONFIG) -> Path:
     return build_engine(open_target(pair / "target"), open_drafter(pair / "drafter"), config, output).path
+
+
+def plan(pair: Path, drafter: str = "drafter") -> Build:
+    return plan_build(open_target(pair / "target"), open_drafter(pair / drafter), CONFIG, pair / "engine")
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
@@ -52,17 +57,20 @@ def test_directory_is_complete(pair: Path) -> None:
 
 
 def test_plan_is_what_is_written(pair: Path) -> None:
-    plan = plan_build(open_target(pair / "target"), open_drafter(pair / "drafter"), CONFIG)
-    engine = open_engine(build(pair, pair / "engine"))
-    for specs, file in zip(plan, (engine.target_weights, engine.drafter_weights), strict=True):
+    before = sorted(pair.iterdir())
+    planned = plan(pair)
+    assert sorted(pair.iterdir()) == before
+    engine = planned.write()
+    assert open_engine(pair / "engine") == engine and engine.config == planned.config
+    for specs, file in ((planned.target_specs, engine.target_weights), (planned.drafter_specs, engine.drafter_weights)):
         assert {spec.name: spec.shape for spec in specs} == {n: tuple(t.shape) for n, t in load_file(file).items()}
 
 
 def test_progress_adds_up(pair: Path) -> None:
-    target, drafter = open_target(pair / "target"), open_drafter(pair / "drafter")
     sizes: list[int] = []
-    build_engine(target, drafter, CONFIG, pair / "engine", sizes.append)
-    assert sum(sizes) == sum(spec.nbytes for specs in plan_build(target, drafter, CONFIG) for spec in specs)
+    planned = plan(pair)
+    planned.write(sizes.append)
+    assert sum(sizes) == planned.weight_bytes
 
 
 @pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt])
@@ -109,4 +117,40 @@ def test_a_tied_head_may_be_stored_but_must_be_the_embedding(tmp_path: Path) -> 
 
     save_file({**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"] + 1}, file)
     with pytest.raises(UserError, match=r"lm_head\.weight.*model\.embed_tokens\.weight.*tie_word_embeddings"):
-        build(tmp_path, tmp_path / "other")
+        plan(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_drafter_may_store_copies_of_its_target_but_no_others(tmp_path: Path, tied: bool, dtype: torch.dtype) -> None:
+    """They are left out, so what differs would silently be lost; a copy may have a narrower type."""
+    target = random_target(tmp_path / "target", tie_word_embeddings=tied)
+    random_drafter(tmp_path / "drafter", target)
+    head, embedding = (module.weight.detach().clone() for module in (target.lm_head, target.model.embed_tokens))
+    as_speculators(tmp_path / "drafter", tmp_path / "own", list(range(97)), head.to(dtype))
+    file = tmp_path / "own/model.safetensors"
+    copies = {**load_file(file), "embed_tokens.weight": embedding.to(dtype)}
+    save_file(copies, file)
+    engine = plan(tmp_path, "own").write()
+    assert not {"lm_head.weight", "embed_tokens.weight"} & load_file(engine.drafter_weights).keys()
+
+    for name, original in (
+        ("lm_head.weight", "model.embed_tokens.weight" if tied else "lm_head.weight"),
+        ("embed_tokens.weight", "model.embed_tokens.weight"),
+    ):
+        others = [copies[name].float() * 2, copies[name][:-1].float()]
+        for other in others:
+            save_file({**copies, name: other.to(dtype).contiguous()}, file)
+            with pytest.raises(UserError) as refusal:
+                plan(tmp_path, "own")
+            expected = f"{file}: {name} is not a copy of {original} of {tmp_path / 'target/model.safetensors'}, "
+            assert str(refusal.value).startswith(expected)
+
+
+def test_an_input_that_goes_away_is_named(pair: Path) -> None:
+    """Not the output: only a reader knows what it could not read."""
+    planned = plan(pair)
+    (pair / "target/model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"target/model\.safetensors: cannot be read"):
+        planned.write()
+    assert not (pair / "engine").exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -11,10 +10,9 @@ from safetensors.torch import load_file, save_file
 
 from dflash_trt.engine.inspection import describe
 from dflash_trt.errors import UserError
+from dflash_trt.examples.smollm2 import DRAFTER
 from tests.conftest import TINY, Engines
 from tests.tiny_models import random_target
-
-SMOLLM2_DRAFTER = Path(str(files("dflash_trt.examples"))) / "smollm2-135m" / "drafter"
 
 
 def test_target() -> None:
@@ -27,7 +25,7 @@ def test_target() -> None:
 
 
 def test_drafter() -> None:
-    description = describe(SMOLLM2_DRAFTER)
+    description = describe(DRAFTER)
     assert description["kind"] == "DFlash drafter"
     assert description["block_size"] == 8
     assert description["parameters"] == {"bfloat16": 12_280_704}
@@ -38,6 +36,7 @@ def test_engine(llms: Engines) -> None:
     description = describe(engine.path)
     assert description["kind"] == "engine directory"
     assert description["build_config"]["dtype"] == "float64"
+    assert description["cache_bytes"] == engine.config.cache_bytes
     on_disk = sum(file.stat().st_size for file in engine.path.rglob("*.safetensors"))
     assert 0 <= on_disk - description["bytes"] < 20_000
 

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from dflash_trt.checkpoint.drafter import DrafterConfig
 from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
 from dflash_trt.errors import UserError
+from dflash_trt.examples.smollm2 import DRAFTER
 from dflash_trt.models import dflash
 from dflash_trt.models.pair import drafter_manifest, target_manifest
 from dflash_trt.models.weights import Manifest
@@ -22,7 +23,6 @@ from tests.checkpoint import tiny_gguf
 from tests.models.test_dflash import as_speculators
 from tests.tiny_models import random_drafter, random_target
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "smollm2-135m" / "drafter"
 FILE = "model.safetensors"
 FLOATS = "float64, float32, bfloat16 or float16"
 
@@ -96,7 +96,7 @@ def test_reads_all_of_a_gguf_file(tmp_path: Path, architecture: str, head: bool)
 
 
 def test_reads_all_of_the_example() -> None:
-    assert drafter_of(EXAMPLE).floats == shapes(EXAMPLE)
+    assert drafter_of(DRAFTER).floats == shapes(DRAFTER)
 
 
 def test_reads_what_the_drafter_of_qwen3_8b_holds(tmp_path: Path) -> None:
