@@ -47,8 +47,10 @@ def quantize_fp8(weight: torch.Tensor, name: str) -> FP8Tensor:
         UserError: the weight has an infinity or a NaN.
     """
     scale = fp8_scale(tensor_amax(weight, name))
-    scaled = (weight.float() / scale).to(weight.dtype)
-    return FP8Tensor(_saturate(scaled), scale)
+    quantized = torch.empty(weight.shape, dtype=torch.float8_e4m3fn, device=weight.device)
+    for source, target in zip(_parts(weight.reshape(-1)), _parts(quantized.view(-1)), strict=True):
+        target.copy_(_saturated(source, scale).to(weight.dtype))
+    return FP8Tensor(quantized, scale)
 
 
 def dequantize_fp8(quantized: FP8Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -73,8 +75,7 @@ def fake_quantize_fp8(x: torch.Tensor, input_scale: torch.Tensor) -> torch.Tenso
     Returns:
         The shape and type of x.
     """
-    wide = torch.promote_types(x.dtype, torch.float32)
-    return (decode_e4m3(_saturate(x.to(wide) / input_scale)) * input_scale).to(x.dtype)
+    return (decode_e4m3(_saturated(x, input_scale).to(torch.float8_e4m3fn)) * input_scale).to(x.dtype)
 
 
 @cache
@@ -82,6 +83,12 @@ def _e4m3_values(device: torch.device) -> torch.Tensor:
     return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float().to(device)
 
 
-def _saturate(values: torch.Tensor) -> torch.Tensor:
-    # Older torch casts what is too large to NaN.
-    return values.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+def _saturated(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """x / scale, clipped: older torch casts what is too large for e4m3 to NaN."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return (x.to(wide) / scale).clamp_(-E4M3_MAX, E4M3_MAX)
+
+
+def _parts(flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """On a CPU, parts whose intermediate results stay in its second-level cache."""
+    return torch.split(flat, 1 << 17 if flat.is_cpu else len(flat))
