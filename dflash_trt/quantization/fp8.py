@@ -59,7 +59,7 @@ def dequantize_fp8(quantized: FP8Tensor, dtype: torch.dtype = torch.float32) -> 
 
 
 def decode_e4m3(codes: torch.Tensor) -> torch.Tensor:
-    """float8_e4m3fn to float32, exactly; on a CPU ten times as fast as `codes.float()`."""
+    """float8_e4m3fn to float32, exactly; on a CPU at least twice as fast as `codes.float()`."""
     return _e4m3_values(codes.device).index_select(0, codes.view(torch.uint8).flatten().int()).view(codes.shape)
 
 
