@@ -32,6 +32,8 @@ setup(
     ],
     extras_require={
         "cpu": ["torch==2.13.0"],
+        # ModelOpt 0.47 imports requests without declaring it.
+        "quantize": ["nvidia-modelopt==0.47.0", "requests"],
         "test": [
             "pytest>=8",
             "pytest-xdist>=3",
