@@ -50,8 +50,8 @@ def demo(output_dir: Path, max_output_len: int, verify_window: int, device: str 
 
     console = Console(highlight=False)
     llm = LLM(_build(output_dir).path, device=device)
-    for _ in _start(llm, PROMPTS[0], 8, verify_window):  # the first passes also touch the weights
-        pass
+    for window in (verify_window, 1):  # the first passes also bring the weights into memory
+        _start(llm, PROMPTS[0], 8, window).result()
     console.print("[green]Green[/green] text was drafted and accepted; the rest are the target's own tokens.\n")
     for prompt in PROMPTS:
         console.print(f"[bold]> {prompt}[/bold]")

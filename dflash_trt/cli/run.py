@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dflash_trt.cli.options import device, directory, output_format
+from dflash_trt.cli.options import JsonObject, device, directory, output_format
 
 if TYPE_CHECKING:
-    from dflash_trt.runtime.llm import LLM, Generation
+    from dflash_trt.runtime.llm import LLM, Generation, TokenStream
 
 
 @click.command()
 @click.option("--engine_dir", type=directory, required=True, help="What `dflash-trt build` wrote.")
 @click.option("--prompt", "prompts", multiple=True, required=True, help="A user's message; may be given again.")
 @click.option("--raw_prompt", is_flag=True, help="Take prompts as plain text, without the chat template.")
+@click.option(
+    "--chat_template_kwargs",
+    type=JsonObject(),
+    default="{}",
+    show_default=True,
+    help="What else the chat template takes, as JSON: '{\"enable_thinking\": false}' for one.",
+)
 @click.option(
     "--max_output_len", type=click.IntRange(1), help="Output tokens at most.  [default: what max_seq_len leaves]"
 )
@@ -76,6 +84,7 @@ def run(
     engine_dir: Path,
     prompts: tuple[str, ...],
     raw_prompt: bool,
+    chat_template_kwargs: dict[str, Any],
     max_output_len: int | None,
     no_speculation: bool,
     verify_window: int | None,
@@ -89,28 +98,31 @@ def run(
 
     if no_speculation and verify_window is not None:
         raise click.UsageError("--no_speculation and --verify_window exclude each other")
+    if raw_prompt and chat_template_kwargs:
+        raise click.UsageError("--raw_prompt and --chat_template_kwargs exclude each other")
     params = SamplingParams(max_tokens=max_output_len, **sampling)
     llm = LLM(engine_dir, device=device)
-    generation = _generate(llm, prompts, raw_prompt, params, 1 if no_speculation else verify_window)
+    encoded = _encode(llm, prompts, None if raw_prompt else chat_template_kwargs)
+    generation = _decode(llm.stream(encoded, params, verify_window=1 if no_speculation else verify_window))
     if output_format == "json":
         click.echo(json.dumps(as_json(prompts, generation), ensure_ascii=False))
         return
     for prompt, output in zip(prompts, generation, strict=True):
         for completion in output.outputs:
             click.echo(f"> {prompt}\n{completion.text}\n")
-    click.echo(_summary(generation), err=True)
+    click.echo(_summary(generation, sampled=params.temperature > 0), err=True)
 
 
-def _generate(
-    llm: LLM, prompts: tuple[str, ...], raw_prompt: bool, params: Any, verify_window: int | None
-) -> Generation:
+def _encode(llm: LLM, prompts: Sequence[str], template: dict[str, Any] | None) -> list[str] | list[list[int]]:
+    """Prompts as messages of a user, where the engine has a chat template and `template` is not None."""
+    if template is None or llm.tokenizer.chat_template is None:
+        return list(prompts)
+    return [llm.encode_chat([{"role": "user", "content": prompt}], **template) for prompt in prompts]
+
+
+def _decode(stream: TokenStream) -> Generation:
     from dflash_trt.cli.progress import count_progress
 
-    if raw_prompt or llm.tokenizer.chat_template is None:
-        encoded: list[Any] = list(prompts)
-    else:
-        encoded = [llm.encode_chat([{"role": "user", "content": prompt}]) for prompt in prompts]
-    stream = llm.stream(encoded, params, verify_window=verify_window)
     with count_progress("decoding", stream.most_tokens) as advance:
         for _ in stream:
             advance(1)
@@ -143,12 +155,12 @@ def as_json(prompts: tuple[str, ...], generation: Generation) -> dict[str, Any]:
     }
 
 
-def _summary(generation: Generation) -> str:
+def _summary(generation: Generation, *, sampled: bool) -> str:
     statistics = generation.statistics
     length = statistics.acceptance_length
+    seeds = ", ".join(str(completion.seed) for output in generation for completion in output.outputs)
     return (
         f"{statistics.output_tokens} tokens, {generation.tokens_per_second:.1f} tokens/s, acceptance length "
         f"{'-' if length is None else f'{length:.2f}'} ({statistics.accepted_tokens} of {statistics.draft_tokens} "
-        f"draft tokens), {generation.target_passes} target passes, seed "
-        + ", ".join(str(output.outputs[0].seed) for output in generation)
+        f"draft tokens), {generation.target_passes} target passes" + (f", seed {seeds}" if sampled else "")
     )

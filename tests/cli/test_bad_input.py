@@ -253,6 +253,18 @@ RUNS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     ),
     "device": (["--prompt", "x", "--device", "quantum"], ("quantum", "cpu")),
     "absent GPU": (["--prompt", "x", "--device", "cuda:99"], ("cuda:99",)),
+    "template arguments": (
+        ["--prompt", "x", "--chat_template_kwargs", "[1]"],
+        ("--chat_template_kwargs", "[1]", "object"),
+    ),
+    "damaged template arguments": (
+        ["--prompt", "x", "--chat_template_kwargs", "{"],
+        ("--chat_template_kwargs", "JSON"),
+    ),
+    "template of raw prompts": (
+        ["--prompt", "x", "--raw_prompt", "--chat_template_kwargs", '{"a": 1}'],
+        ("--raw_prompt", "--chat_template_kwargs"),
+    ),
     "no prompt": ([], ("--prompt",)),
 }
 

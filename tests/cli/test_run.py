@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +78,14 @@ def test_text_goes_to_stdout_and_statistics_to_stderr(capsys: pytest.CaptureFixt
     assert result.status == 0
     assert result.out == f"> {PROMPTS[0]}\n{text}\n\n"
     assert "acceptance length" in result.err and "tokens/s" in result.err
+
+
+def test_chat_template_arguments(capsys: pytest.CaptureFixture[str], engine: Path, tmp_path: Path) -> None:
+    """They reach the template; the same text as a raw prompt gives the same tokens."""
+    shutil.copytree(engine, tmp_path / "engine")
+    (tmp_path / "engine/chat_template.jinja").write_text("{{ mood | default('plain') }}: {{ messages[0].content }}")
+    options = ["--max_output_len", "12"]
+    for arguments, text in (([], "plain: hi"), (["--chat_template_kwargs", '{"mood": "glad"}'], "glad: hi")):
+        templated = run_json(capsys, tmp_path / "engine", "--prompt", "hi", *options, *arguments)
+        raw = run_json(capsys, tmp_path / "engine", "--prompt", text, "--raw_prompt", *options)
+        assert templated["outputs"][0]["token_ids"] == raw["outputs"][0]["token_ids"]
