@@ -25,17 +25,12 @@ device = click.option(
 )
 
 
-class JsonObject(click.ParamType):
-    """The type of options that take a JSON object."""
-
-    name = "JSON"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
-        """The object, or a usage error."""
-        try:
-            content = json.loads(value)
-        except ValueError as error:
-            self.fail(f"{value!r} is not JSON ({error})", param, ctx)
-        if not isinstance(content, dict):
-            self.fail(f"{value!r} is not a JSON object", param, ctx)
-        return content
+def json_object(context: click.Context, parameter: click.Parameter, value: str) -> dict[str, Any]:
+    """A callback that makes an option's text the JSON object it must be."""
+    try:
+        content = json.loads(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is not JSON ({error})", context, parameter) from None
+    if not isinstance(content, dict):
+        raise click.BadParameter(f"{value!r} is not a JSON object", context, parameter)
+    return content

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dflash_trt.cli.options import JsonObject, device, directory, output_format
+from dflash_trt.cli.options import device, directory, json_object, output_format
 
 if TYPE_CHECKING:
     from dflash_trt.runtime.llm import LLM, Generation, TokenStream
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.option("--raw_prompt", is_flag=True, help="Take prompts as plain text, without the chat template.")
 @click.option(
     "--chat_template_kwargs",
-    type=JsonObject(),
+    callback=json_object,
     default="{}",
     show_default=True,
     help="What else the chat template takes, as JSON: '{\"enable_thinking\": false}' for one.",
