@@ -57,8 +57,8 @@ def demo(output_dir: Path, max_output_len: int, verify_window: int, device: str 
         console.print(f"[bold]> {prompt}[/bold]")
         speculative = _show(console, _start(llm, prompt, max_output_len, verify_window))
         plain = _wait(_start(llm, prompt, max_output_len, 1))
-        console.print(f"[dim]{_comparison(speculative, plain)}[/dim]\n")
-    console.print(f'The engine stays: dflash-trt run --engine_dir {output_dir} --prompt "..."')
+        console.print(f"[dim]{_comparison(speculative, plain)}[/dim]\n", soft_wrap=True)
+    console.print(f'The engine stays: dflash-trt run --engine_dir {output_dir} --prompt "..."', soft_wrap=True)
 
 
 def _build(output_dir: Path) -> Engine:
