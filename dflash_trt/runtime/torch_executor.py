@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from dflash_trt.errors import UserError
 from dflash_trt.models.pair import Caches, Pair
 from dflash_trt.ops.base import LayerCache, Span
 from dflash_trt.ops.torch_ops import TorchOps
@@ -32,7 +33,12 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def verify(self, step: Step) -> Verified:
-        """See `Executor.verify`."""
+        """See `Executor.verify`.
+
+        Raises:
+            UserError: the target's logits are not finite. Choosing from them would be silent nonsense, and what is not
+                finite in a cache would reach the sequences that come after.
+        """
         rows = int(step.draft_len.max()) + 1
         first = step.q_len - step.draft_len - 1
         # Rows beyond a sequence's last guess repeat it: their choices are never looked at.
@@ -41,6 +47,9 @@ class TorchExecutor:
         logits = self.pair.target_pass(
             self._ops, step.tokens.to(self._device), indices.to(self._device), self._caches, span
         )
+        if not bool(logits.isfinite().all()):
+            narrow = str(logits.dtype).removeprefix("torch.")
+            raise UserError(f"the target's values overflow {narrow}; build the engine with --dtype bfloat16 or float32")
         guesses = step.tokens.gather(1, indices[:, 1:])
         chosen = choose(logits, step.kv_len[:, None] + indices + 1, step.sampling, guesses)
         agrees = (guesses == chosen[:, :-1]) & (torch.arange(rows - 1) < step.draft_len[:, None])
