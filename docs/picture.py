@@ -5,18 +5,23 @@ python docs/picture.py
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from unittest.mock import patch
 
 import rich.console
+from rich.text import Text
 
 from dflash_trt.cli.demo import demo
 
-console = rich.console.Console(record=True, width=100, force_terminal=True, highlight=False)
-with patch.object(rich.console, "Console", lambda **options: console if "stderr" not in options else _quiet()):
+WIDTH = 100
+Console = rich.console.Console
 
-    def _quiet() -> rich.console.Console:
-        return type(console)(stderr=True, force_terminal=False)
-
+printed = Console(file=io.StringIO(), force_terminal=True, color_system="standard", highlight=False, width=WIDTH)
+with patch.object(rich.console, "Console", lambda **options: Console(**options) if "stderr" in options else printed):
     demo.main(["--max_output_len", "64"], standalone_mode=False)
-console.save_svg(str(Path(__file__).with_name("demo.svg")), title="dflash-trt demo")
+
+# The demo leaves long lines to the terminal, which folds them; so does this second console.
+picture = Console(file=io.StringIO(), record=True, width=WIDTH)
+picture.print(Text.from_ansi(printed.file.getvalue()))  # type: ignore[attr-defined]
+picture.save_svg(str(Path(__file__).with_name("demo.svg")), title="dflash-trt demo")

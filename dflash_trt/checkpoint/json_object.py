@@ -36,7 +36,7 @@ class JsonObject:
             raise UserError(f"{path}: no such file") from None
         except OSError as error:
             raise UserError(f"{path}: cannot be read ({error.strerror})") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{path}: is not JSON ({error})") from None
         if not isinstance(values, dict):
             raise UserError(f"{path}: must hold a JSON object, not {type(values).__name__}")

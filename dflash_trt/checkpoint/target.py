@@ -71,7 +71,7 @@ class TargetConfig:
         generation = JsonObject.from_file(generation_path)
         if "eos_token_id" not in generation:
             return config
-        return replace(config, eos_token_ids=_eos_token_ids(generation))
+        return replace(config, eos_token_ids=_eos_token_ids(generation, config.vocab_size))
 
     @classmethod
     def from_dict(cls, config: dict[str, Any], path: Path) -> TargetConfig:
@@ -113,7 +113,7 @@ class TargetConfig:
             attention_bias=top.boolean("attention_bias", absent=False),
             mlp_bias=top.boolean("mlp_bias", absent=False),
             bos_token_id=top.integer("bos_token_id", minimum=0) if "bos_token_id" in top else None,
-            eos_token_ids=_eos_token_ids(top),
+            eos_token_ids=_eos_token_ids(top, top.integer("vocab_size")),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -199,9 +199,11 @@ def _refuse_unsupported(top: JsonObject, architecture: Architecture) -> None:
         raise top.error("mlp_bias", "Qwen3 has no MLP biases")
 
 
-def _eos_token_ids(top: JsonObject) -> tuple[int, ...]:
+def _eos_token_ids(top: JsonObject, vocab_size: int) -> tuple[int, ...]:
     if "eos_token_id" not in top:
         return ()
-    if isinstance(top.values["eos_token_id"], list):
-        return top.integers("eos_token_id")
-    return (top.integer("eos_token_id", minimum=0),)
+    several = isinstance(top.values["eos_token_id"], list)
+    ids = top.integers("eos_token_id") if several else (top.integer("eos_token_id", minimum=0),)
+    if max(ids, default=0) >= vocab_size:
+        raise top.error("eos_token_id", f"must be below vocab_size, {vocab_size}")
+    return ids

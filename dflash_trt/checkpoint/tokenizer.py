@@ -19,6 +19,14 @@ TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
+TOKENIZER_FILES = (
+    TOKENIZER_FILE,
+    TOKENIZER_CONFIG_FILE,
+    SPECIAL_TOKENS_FILE,
+    CHAT_TEMPLATE_FILE,
+    GENERATION_CONFIG_FILE,
+)
+"""All that may be copied."""
 
 _GGUF_CHAT_TEMPLATE = "tokenizer.chat_template"
 _GGUF_SPECIAL_TOKENS = {
@@ -84,9 +92,8 @@ def _stored(source: Path) -> dict[str, bytes]:
                 f"{source / name}: no such file; write it with "
                 "transformers.AutoTokenizer.from_pretrained(...).save_pretrained(...)"
             )
-    optional = (SPECIAL_TOKENS_FILE, CHAT_TEMPLATE_FILE, GENERATION_CONFIG_FILE)
     files = {}
-    for name in (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE, *optional):
+    for name in TOKENIZER_FILES:
         if (source / name).is_file():
             with access(source / name, "read"):
                 files[name] = (source / name).read_bytes()

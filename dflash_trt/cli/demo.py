@@ -53,11 +53,17 @@ def demo(output_dir: Path, max_output_len: int, verify_window: int, device: str 
     for window in (verify_window, 1):  # the first passes also bring the weights into memory
         _start(llm, PROMPTS[0], 8, window).result()
     console.print("[green]Green[/green] text was drafted and accepted; the rest are the target's own tokens.\n")
+    totals: list[tuple[Generation, Generation]] = []
     for prompt in PROMPTS:
         console.print(f"[bold]> {prompt}[/bold]")
         speculative = _show(console, _start(llm, prompt, max_output_len, verify_window))
         plain = _wait(_start(llm, prompt, max_output_len, 1))
         console.print(f"[dim]{_comparison(speculative, plain)}[/dim]\n", soft_wrap=True)
+        totals.append((speculative, plain))
+    with_drafts, without = (sum(generation.seconds for generation in each) for each in zip(*totals, strict=True))
+    console.print(
+        f"All three: {with_drafts:.1f} s with speculation, {without:.1f} s without: {without / with_drafts:.2f}x"
+    )
     console.print(f'The engine stays: dflash-trt run --engine_dir {output_dir} --prompt "..."', soft_wrap=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import traceback
 from dataclasses import dataclass
@@ -45,6 +46,8 @@ for command in (build, demo, doctor, inspect, run):
 def main() -> None:
     """Run the command line; exit with 2 for a user's mistake, 1 for a failure of ours, each with one line."""
     invocation = Invocation()
+    # A service manager's SIGTERM ends a build as Ctrl-C does: what was begun is removed.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         cli(standalone_mode=False, obj=invocation)
     except click.Abort:

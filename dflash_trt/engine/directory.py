@@ -16,12 +16,15 @@ from pydantic import TypeAdapter, ValidationError
 from transformers import PreTrainedTokenizerFast
 
 from dflash_trt import __version__
+from dflash_trt.checkpoint.pairing import check_pairing
 from dflash_trt.checkpoint.target import CONFIG_FILE
-from dflash_trt.checkpoint.tokenizer import load_tokenizer
+from dflash_trt.checkpoint.tokenizer import TOKENIZER_FILES, load_tokenizer
 from dflash_trt.engine.config import EngineConfig
 from dflash_trt.errors import UserError, access
 
 _CONFIG = TypeAdapter(EngineConfig)
+_ENTRIES = {CONFIG_FILE, "target", "drafter", *TOKENIZER_FILES}
+"""All that a build writes."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +66,16 @@ def open_engine(path: Path) -> Engine:
         raise UserError(f"{path}: is no engine directory, {CONFIG_FILE} cannot be read ({error.strerror})") from None
     except ValueError as error:
         raise UserError(f"{file}: is not JSON ({error})") from None
-    if not isinstance(content, dict) or "build_config" not in content:
+    if not is_engine_config(content):
         raise UserError(f"{file}: is no engine's config; run `dflash-trt build` on a checkpoint first")
     if _release(str(content.get("version"))) != _release(__version__):
         raise UserError(
             f"{file}: version is {content.get('version')}, this is dflash-trt {__version__}; build the engine again"
         )
     try:
-        return Engine(path, _CONFIG.validate_python(content))
+        config = _CONFIG.validate_python(content)
+        check_pairing(config.pretrained_config, file, config.speculative_config, file)
+        return Engine(path, config)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
@@ -78,7 +83,7 @@ def open_engine(path: Path) -> Engine:
             raise UserError(f"{file}: {where} is required") from None
         raise UserError(f"{file}: {where} is {first['input']!r}: {first['msg']}") from None
     except UserError as error:
-        raise UserError(f"{file}: build_config.{error}") from None
+        raise UserError(f"{file}: {error}") from None
 
 
 def write_config(directory: Path, config: EngineConfig) -> None:
@@ -95,7 +100,10 @@ def check_output_dir(output_dir: Path) -> Path:
     with access(output_dir, "written"):
         place = Path(os.path.realpath(output_dir))
         if place.is_symlink() or (place.exists() and not _replaceable(place)):
-            raise UserError(f"{output_dir}: exists and is no engine directory; give --output_dir another name")
+            raise UserError(
+                f"{output_dir}: exists and is no engine directory, or holds more than an engine; give --output_dir "
+                "another name"
+            )
         if place.is_mount():
             raise UserError(f"{output_dir}: is a mount point, which cannot be replaced; name a directory inside it")
         # Asking for permission is not enough: a file system may refuse all the same.
@@ -139,16 +147,23 @@ def written_whole(output_dir: Path) -> Iterator[Path]:
                 parent.rmdir()
 
 
+def is_engine_config(content: object) -> bool:
+    """Whether a parsed config.json is an engine's of ours; TensorRT-LLM's have a `build_config` too."""
+    return isinstance(content, dict) and {"build_config", "speculative_config", "builder"} <= content.keys()
+
+
 def _replaceable(path: Path) -> bool:
+    """Empty, or an engine with nothing in it that a build does not write."""
     if not path.is_dir():
         return False
-    if not any(path.iterdir()):
+    entries = {entry.name for entry in path.iterdir()}
+    if not entries:
         return True
     try:
         content = json.loads((path / CONFIG_FILE).read_text())
     except (OSError, ValueError):
         return False
-    return isinstance(content, dict) and "build_config" in content
+    return is_engine_config(content) and entries <= _ENTRIES
 
 
 def _release(version: str) -> list[str]:

@@ -12,8 +12,9 @@ from typing import Any
 
 from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
 from dflash_trt.checkpoint.target import CONFIG_FILE
-from dflash_trt.checkpoint.weights import SafetensorsWeights, Weights
-from dflash_trt.engine.directory import open_engine
+from dflash_trt.checkpoint.weights import Weights
+from dflash_trt.engine.directory import is_engine_config, open_engine
+from dflash_trt.engine.weights import open_weights
 from dflash_trt.errors import UserError, access
 from dflash_trt.models.pair import drafter_manifest, target_manifest
 
@@ -30,7 +31,7 @@ def describe(path: Path) -> dict[str, Any]:
         if not path.exists():
             raise UserError(f"{path}: no such file or directory")
     config = _config(path)
-    if "build_config" in config:
+    if is_engine_config(config):
         return _describe_engine(path)
     if "dflash_config" in config or "speculators_model_type" in config:
         drafter = open_drafter(path)
@@ -45,6 +46,7 @@ def _describe_engine(path: Path) -> dict[str, Any]:
     engine = open_engine(path)
     config = engine.config
     target, drafter = config.pretrained_config, config.speculative_config
+    parts = open_weights(engine)
     return {
         "kind": "engine directory",
         "version": config.version,
@@ -53,7 +55,7 @@ def _describe_engine(path: Path) -> dict[str, Any]:
         "target": f"{target.architecture}, {target.num_hidden_layers} layers, hidden {target.hidden_size}",
         "drafter": f"{drafter.num_hidden_layers} layers, block {drafter.block_size}, "
         f"taps {list(drafter.target_layer_ids)}",
-        **_contents([SafetensorsWeights(engine.target_weights), SafetensorsWeights(engine.drafter_weights)]),
+        **_contents(parts),
         "cache_bytes": config.cache_bytes,
     }
 

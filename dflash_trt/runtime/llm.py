@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,8 +75,11 @@ class Generation(Sequence[RequestOutput]):
         return self.outputs[index]
 
 
-class TokenStream:
-    """A call in progress: iterate it for tokens as they come, then ask for its `result`."""
+class TokenStream(Iterator[Emission]):
+    """A call in progress: iterate it for tokens of all requests as they come, then ask for its `result`.
+
+    It may be left and taken up again: no token is lost between.
+    """
 
     def __init__(self, llm: LLM, prompts: Sequence[Prompt], params: Sequence[SamplingParams], window: int) -> None:
         self._llm = llm
@@ -87,20 +91,23 @@ class TokenStream:
         self._scheduler = Scheduler(llm.executor, window)
         self._scheduler.add(request for requests in self._requests for request in requests)
         self._seconds = 0.0
+        self._ready: deque[Emission] = deque()
 
     @property
     def most_tokens(self) -> int:
         """Output tokens of all requests together, at most."""
         return sum(request.statistics.output_tokens + request.remaining for each in self._requests for request in each)
 
-    def __iter__(self) -> Iterator[Emission]:
-        """Tokens of all requests, interleaved."""
-        while not self._scheduler.idle:
+    def __next__(self) -> Emission:
+        """The next token of any request."""
+        while not self._ready:
+            if self._scheduler.idle:
+                raise StopIteration
             self._claim_slots()
             started = time.perf_counter()
-            emissions = self._scheduler.step()
+            self._ready.extend(self._scheduler.step())
             self._seconds += time.perf_counter() - started
-            yield from emissions
+        return self._ready.popleft()
 
     def _claim_slots(self) -> None:
         if self._scheduler.running and self._llm.slots_used_by is not self:
@@ -181,7 +188,7 @@ class LLM:
             raise UserError(f"{len(params)} sampling parameters for {len(prompts)} prompts; give one, or one each")
         return TokenStream(self, prompts, params, window)
 
-    def encode_chat(self, messages: Sequence[Message], **template_arguments: Any) -> list[int]:
+    def encode_chat(self, messages: Sequence[Message], /, **template_arguments: Any) -> list[int]:
         """The token ids of a conversation, up to where the assistant answers.
 
         Args:
@@ -194,22 +201,36 @@ class LLM:
         """
         if self.tokenizer.chat_template is None:
             raise UserError(f"{self.engine.path}: has no chat template; give the prompt as plain text")
+        if not messages or not all(isinstance(message.get("content"), str) for message in messages):
+            raise UserError("a conversation needs messages, each with a role and a text as its content")
+        taken = {"conversation", "tokenize", "add_generation_prompt", "messages"} & template_arguments.keys()
+        if taken:
+            raise UserError(f"chat template argument {taken.pop()!r} is not the caller's to give")
         try:
             text = self.tokenizer.apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=True, **template_arguments
             )
         except TemplateError as error:
             raise UserError(f"{self.engine.path}: its chat template refuses the messages: {error}") from None
-        return list(self.tokenizer.encode(text, add_special_tokens=False, verbose=False))
+        return self._encode(str(text), add_special_tokens=False)
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"the prompt holds {error.object[error.start]!a} at {error.start}, which is no character; give UTF-8"
+            ) from None
+        return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False))
 
     def _request(self, index: int, prompt: Prompt, params: SamplingParams) -> Request:
         """The request for prompt `index` of a call, checked."""
-        ids = self.tokenizer.encode(prompt, verbose=False) if isinstance(prompt, str) else list(prompt)
+        ids = self._encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else list(prompt)
         target, limit = self.engine.config.pretrained_config, self.executor.max_seq_len
         if not ids:
             raise UserError(f"prompt {index}: is empty; it needs at least one token")
-        if not all(0 <= token < target.vocab_size for token in ids):
-            raise UserError(f"prompt {index}: a token id is outside the vocabulary of {target.vocab_size}")
+        if not all(isinstance(token, int) and 0 <= token < target.vocab_size for token in ids):
+            raise UserError(f"prompt {index}: its ids must be integers inside the vocabulary of {target.vocab_size}")
         if len(ids) >= limit:
             raise UserError(
                 f"prompt {index}: has {len(ids)} tokens; the engine's max_seq_len of {limit} leaves room for "

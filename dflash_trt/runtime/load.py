@@ -7,8 +7,8 @@ import os
 import torch
 
 from dflash_trt.checkpoint.rope import RopeConfig
-from dflash_trt.checkpoint.weights import SafetensorsWeights
 from dflash_trt.engine.directory import Engine
+from dflash_trt.engine.weights import open_weights
 from dflash_trt.errors import UserError
 from dflash_trt.models import dflash
 from dflash_trt.models.pair import Pair, load_target
@@ -38,11 +38,12 @@ def load_executor(engine: Engine, device: str | None) -> TorchExecutor:
     def place(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(where)
 
+    target_weights, drafter_weights = open_weights(engine)
     pair = Pair(
         target=target,
         drafter=drafter,
-        target_weights=load_target(CheckpointLoader(SafetensorsWeights(engine.target_weights), place), target),
-        drafter_weights=dflash.load(CheckpointLoader(SafetensorsWeights(engine.drafter_weights), place), drafter),
+        target_weights=load_target(CheckpointLoader(target_weights, place), target),
+        drafter_weights=dflash.load(CheckpointLoader(drafter_weights, place), drafter),
         target_rotary=table(target.rope),
         drafter_rotary=table(drafter.rope),
     )

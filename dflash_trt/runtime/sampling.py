@@ -18,6 +18,14 @@ from dflash_trt.errors import UserError
 from dflash_trt.runtime.noise import gumbel
 
 SEED_LIMIT = 2**63
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
 
 
 @dataclass(frozen=True)
@@ -52,10 +60,11 @@ class SamplingParams:
     """Go on past the model's end-of-sequence tokens."""
 
     def __post_init__(self) -> None:
-        # A single text is one stop, not one for each of its characters; lists are as good as tuples.
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        # A single text is one stop, not one for each of its characters; lists and None are as good as tuples.
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ()))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
         object.__setattr__(self, "top_k", 0 if self.top_k == -1 else self.top_k)
+        self._require_types()
         _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
         hot = 1e-5 <= self.temperature < float("inf")
         _require(hot or self.temperature == 0, "temperature", self.temperature, "0 (greedy), or 1e-5 or more")
@@ -63,12 +72,24 @@ class SamplingParams:
         _require(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
         _require(0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
         positive = 0 < self.repetition_penalty < float("inf")
-        _require(positive, "repetition_penalty", self.repetition_penalty, "above 0")
+        _require(positive, "repetition_penalty", self.repetition_penalty, "finite and above 0")
         for name in ("presence_penalty", "frequency_penalty"):
             _require(-2 <= getattr(self, name) <= 2, name, getattr(self, name), "in [-2, 2]")
-        _require(self.n >= 1, "n", self.n, "1 or more")
+        _require(1 <= self.n <= 16384, "n", self.n, "1 to 16384")
         _require(self.seed is None or 0 <= self.seed < SEED_LIMIT, "seed", self.seed, "in [0, 2**63)")
         _require(all(self.stop), "stop", self.stop, "without empty texts")
+
+    def _require_types(self) -> None:
+        for name in ("max_tokens", "top_k", "seed", "n"):
+            value = getattr(self, name)
+            integer = isinstance(value, int) and not isinstance(value, bool) and value < SEED_LIMIT
+            optional = name in ("max_tokens", "seed") and value is None
+            _require(integer or optional, name, value, "an integer below 2**63")
+        for name in _NUMBERS:
+            _require(isinstance(getattr(self, name), int | float), name, getattr(self, name), "a number")
+        for name, kind in (("stop", str), ("stop_token_ids", int)):
+            value = getattr(self, name)
+            _require(all(isinstance(one, kind) for one in value), name, value, f"made of {kind.__name__}")
 
     def each(self) -> list[SamplingParams]:
         """One set of parameters, with n = 1 and a seed, for every output asked for."""

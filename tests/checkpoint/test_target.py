@@ -127,7 +127,7 @@ def test_round_trip(
 ) -> None:
     config = TargetConfig(
         architecture="Qwen3ForCausalLM" if qwen3 else "LlamaForCausalLM",
-        vocab_size=sizes[0],
+        vocab_size=sizes[0] + 1000,
         hidden_size=sizes[1],
         intermediate_size=sizes[2],
         num_hidden_layers=sizes[3],
@@ -181,6 +181,7 @@ def test_what_it_writes_is_a_transformers_config(tmp_path: Path, llama_config: d
         ({"rms_norm_eps": "1e-5"}, 'rms_norm_eps is "1e-5": must be a number'),
         ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1: must be true or false"),
         ({"hidden_act": 3}, "hidden_act is 3: must be a string"),
+        ({"eos_token_id": 10**30}, "must be below vocab_size, 96"),
         ({"eos_token_id": [2, -1]}, "eos_token_id is [2, -1]: must be a list of integers"),
         ({"rope_scaling": "linear"}, 'rope_scaling is "linear": must be an object'),
     ],

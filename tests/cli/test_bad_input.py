@@ -299,9 +299,21 @@ ENGINES: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
         lambda e: edit_inner(e, "pretrained_config", architecture="GPT2LMHeadModel"),
         ("config.json: pretrained_config.architecture is 'GPT2LMHeadModel'", "LlamaForCausalLM"),
     ),
+    "fewer layers than weights": (
+        lambda e: edit_inner(e, "pretrained_config", num_hidden_layers=3),
+        ("config.json", "num_target_layers", "num_hidden_layers"),
+    ),
+    "another type than the weights": (
+        lambda e: edit_inner(e, "build_config", dtype="float32"),
+        ("target/rank0.safetensors", "is float64", "float32"),
+    ),
+    "taps beyond the target": (
+        lambda e: edit_inner(e, "speculative_config", target_layer_ids=[0, 99]),
+        ("config.json", "target_layer_ids", "99"),
+    ),
     "no slots": (
         lambda e: edit_inner(e, "build_config", max_batch_size=0),
-        ("config.json: build_config.max_batch_size is 0, it must be 1 or more",),
+        ("config.json: max_batch_size is 0, it must be 1 or more",),
     ),
     "a missing field": (
         lambda e: edit_inner(e, "pretrained_config", hidden_size=None),

@@ -90,10 +90,10 @@ def test_a_failed_build_leaves_nothing_and_spoils_nothing(pair: Path, failure: t
 
 def test_an_engine_is_replaced_whole(pair: Path) -> None:
     build(pair, pair / "engine")
-    (pair / "engine" / "stale").touch()
+    (pair / "engine" / "target" / "stale").touch()
     build(pair, pair / "engine", BuildConfig(dtype="bfloat16", max_seq_len=64))
     assert open_engine(pair / "engine").config.build_config.dtype == "bfloat16"
-    assert not (pair / "engine" / "stale").exists()
+    assert not (pair / "engine" / "target" / "stale").exists()
 
 
 def test_type_of_a_checkpoint(pair: Path) -> None:

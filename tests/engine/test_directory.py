@@ -16,9 +16,13 @@ def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
+def config(number: str) -> str:
+    return f'{{"speculative_config": {{}}, "builder": {{}}, "build_config": {number}}}'
+
+
 def write(output_dir: Path, content: str = "{}") -> None:
     with written_whole(output_dir) as directory:
-        (directory / "config.json").write_text('{"build_config": ' + content + "}")
+        (directory / "config.json").write_text(config(content))
 
 
 def content(output_dir: Path) -> str:
@@ -35,7 +39,7 @@ def engine(tmp_path: Path) -> Path:
 def test_the_current_directory_is_replaced(engine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(engine)
     write(Path("."), "2")
-    assert content(engine) == '{"build_config": 2}'
+    assert content(engine) == config("2")
     assert names(engine.parent) == ["engine"]
 
 
@@ -46,7 +50,7 @@ def test_a_link_stays_and_what_it_names_is_written(tmp_path: Path, exists: bool)
     (tmp_path / "link").symlink_to(tmp_path / "real")
     write(tmp_path / "link", "2")
     assert (tmp_path / "link").is_symlink() and names(tmp_path) == ["link", "real"]
-    assert content(tmp_path / "real") == '{"build_config": 2}'
+    assert content(tmp_path / "real") == config("2")
 
 
 def test_permissions_are_what_the_user_asks_of_every_directory(tmp_path: Path) -> None:
@@ -80,7 +84,7 @@ def test_a_failure_at_the_end_keeps_the_old_engine(
         write(engine, "2")
     if expected is UserError:
         assert str(raised.value) == f"{engine}: cannot be written (No space left on device)"
-    assert content(engine) == '{"build_config": 1}'
+    assert content(engine) == config("1")
     assert names(engine.parent) == ["engine"]
 
 
@@ -99,6 +103,13 @@ def foreign(root: Path) -> Iterator[Path]:
         (root / name).mkdir()
         (root / name / "config.json").write_text(text)
         yield root / name
+    (root / "of TensorRT-LLM").mkdir()
+    theirs = '{"version": "0.17.0", "pretrained_config": {}, "build_config": {}}'
+    (root / "of TensorRT-LLM/config.json").write_text(theirs)
+    yield root / "of TensorRT-LLM"
+    write(root / "with a user's file")
+    (root / "with a user's file/notes.txt").touch()
+    yield root / "with a user's file"
     (root / "file").touch()
     yield root / "file"
     (root / "loop").symlink_to(root / "loop")

@@ -58,13 +58,13 @@ def test_joint_of_three_tokens(tmp_path: Path, name: str) -> None:
     target = random_target(tmp_path / "target", vocab_size=VOCAB_SIZE, num_hidden_layers=2, hidden_size=32)
     random_drafter(tmp_path / "drafter", target, num_hidden_layers=1, target_layer_ids=(0, 1))
     llm = build_pair(tmp_path / "engine", tmp_path / "target", tmp_path / "drafter", max_batch_size=500)
-    params = SamplingParams(max_tokens=3, n=DRAWS, seed=0, ignore_eos=True, **PARAMS[name])
-    generation = llm.generate([PROMPT], params)
+    params = [SamplingParams(max_tokens=3, seed=seed, ignore_eos=True, **PARAMS[name]) for seed in range(DRAWS)]
+    generation = llm.generate([PROMPT] * DRAWS, params)
     assert generation.statistics.accepted_tokens > 1000  # speculation took part
 
     counts = np.zeros((VOCAB_SIZE,) * 3)
-    for output in generation[0].outputs:
-        counts[tuple(output.token_ids)] += 1
+    for output in generation:
+        counts[tuple(output.outputs[0].token_ids)] += 1
     expected = DRAWS * expected_joint(target.double(), **PARAMS[name])
     assert counts[expected == 0].sum() == 0
     frequent = expected >= 5

@@ -123,8 +123,10 @@ def test_statistics_add_up(llm: LLM) -> None:
     [
         ([""], "prompt 0: is empty"),
         ([[1, 2], []], "prompt 1: is empty"),
-        ([[1, 99999]], "prompt 0: a token id is outside"),
+        ([[1, 99999]], "prompt 0: its ids must be integers"),
         ([[3] * 512], "prompt 0: has 512 tokens"),
+        ([[3.5]], "prompt 0: its ids must be integers"),
+        (["\udcff"], "no character"),
     ],
 )
 def test_refuses_prompts(llm: LLM, prompts: list[list[int]], message: str) -> None:
@@ -165,6 +167,11 @@ def test_chat_template_arguments_and_refusals(llms: Engines) -> None:
     assert llm.tokenizer.decode(llm.encode_chat([message], mood="glad")) == "glad: hi"
     with pytest.raises(UserError, match="users first"):
         llm.encode_chat([{"role": "system", "content": "hi"}])
+    with pytest.raises(UserError, match="'tokenize' is not the caller's"):
+        llm.encode_chat([message], tokenize=True)
+    for messages in ([], [{}], [{"role": "user"}]):
+        with pytest.raises(UserError, match="a role and a text"):
+            llm.encode_chat(messages)
 
 
 def test_refuses_chat_without_a_template(llms: Engines) -> None:
@@ -179,3 +186,12 @@ def test_a_stream_that_lost_its_slots_says_so(llm: LLM) -> None:
     assert len(second.result()[0].outputs[0].token_ids) == 20
     with pytest.raises(RuntimeError, match="finish a stream before the next call"):
         first.result()
+
+
+def test_a_stream_that_is_left_goes_on(llm: LLM) -> None:
+    """Leaving the loop inside an accepted block loses none of the block's tokens."""
+    whole = llm.generate(chats(llm)[:1], SamplingParams(max_tokens=40))[0].outputs[0].token_ids
+    for stop in range(1, 12):
+        stream = llm.stream(chats(llm)[:1], SamplingParams(max_tokens=40))
+        tokens = [next(stream).token for _ in range(stop)]
+        assert tokens + [emission.token for emission in stream] == whole

@@ -156,6 +156,14 @@ def test_each_output_has_a_seed_of_its_own() -> None:
         ("seed", -1),
         ("seed", 2**63),
         ("stop", ("",)),
+        ("stop", (1,)),
+        ("stop_token_ids", ("a",)),
+        ("max_tokens", 2.5),
+        ("seed", 1.5),
+        ("n", 1.5),
+        ("n", 2**63),
+        ("top_k", 10**20),
+        ("temperature", None),
     ],
 )
 def test_refuses_values_out_of_range(name: str, value: object) -> None:
@@ -165,6 +173,7 @@ def test_refuses_values_out_of_range(name: str, value: object) -> None:
 
 def test_a_single_stop_text_is_not_its_characters() -> None:
     assert SamplingParams(stop="end").stop == ("end",)
+    assert SamplingParams(stop=None, stop_token_ids=None) == SamplingParams()  # type: ignore[arg-type]
     assert SamplingParams(stop=["a", "b"], stop_token_ids=[1]) == SamplingParams(stop=("a", "b"), stop_token_ids=(1,))
 
 
