@@ -19,13 +19,14 @@ PACKAGES = ("torch", "transformers", "safetensors", "gguf", "tensorrt", "tensorr
 def doctor(output_format: str) -> None:
     """Say what is installed here, and what this machine can build and run."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     report = examine()
     if output_format == "json":
         click.echo(json.dumps(report))
         return
-    table = Table("what", "state", title=f"dflash-trt {version('dflash-trt')}", title_justify="left")
+    columns = (Column(name, overflow="fold") for name in ("what", "state"))
+    table = Table(*columns, title=f"dflash-trt {version('dflash-trt')}", title_justify="left")
     for section, entries in report.items():
         for name, state in entries.items():
             table.add_row(f"{section}: {name}", str(state))

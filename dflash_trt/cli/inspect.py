@@ -16,7 +16,7 @@ from dflash_trt.cli.options import output_format
 def inspect(path: Path, output_format: str) -> None:
     """Say what PATH is: a target, a drafter (directories or a GGUF file), or an engine directory."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from dflash_trt.engine.inspection import describe
 
@@ -24,11 +24,15 @@ def inspect(path: Path, output_format: str) -> None:
     if output_format == "json":
         click.echo(json.dumps(description))
         return
-    table = Table("field", "value", title=f"{path}: {description['kind']}", title_justify="left")
+    columns = (Column(name, overflow="fold") for name in ("field", "value"))
+    table = Table(*columns, title=f"{path}: {description['kind']}", title_justify="left")
     for name, value in description.items():
         if name != "kind":
-            table.add_row(
-                name,
-                ", ".join(f"{k}: {v}" for k, v in value.items()) if isinstance(value, dict) else str(value),
-            )
+            table.add_row(name, _shown(value))
     Console().print(table)
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name}: {inner}" for name, inner in value.items() if inner is not None)
+    return str(value)

@@ -31,7 +31,11 @@ if TYPE_CHECKING:
 )
 @click.option("--temperature", type=click.FloatRange(0), default=0.0, show_default=True, help="0 is greedy.")
 @click.option(
-    "--top_k", type=click.IntRange(0), default=0, show_default=True, help="Keep the k likeliest tokens; 0 keeps all."
+    "--top_k",
+    type=click.IntRange(-1),
+    default=0,
+    show_default=True,
+    help="Keep the k likeliest tokens; 0 or -1 keeps all.",
 )
 @click.option(
     "--top_p",

@@ -235,7 +235,7 @@ RUNS: dict[str, tuple[list[str], tuple[str, ...]]] = {
         for option, value in {
             "max_output_len": "0",
             "temperature": "-1.0",
-            "top_k": "-1",
+            "top_k": "-2",
             "top_p": "0.0",
             "min_p": "1.5",
             "repetition_penalty": "0.0",

@@ -68,3 +68,11 @@ def test_inspect_tells_what_a_directory_is(capsys: pytest.CaptureFixture[str]) -
     for directory, kind in (("target", "target"), ("drafter", "DFlash drafter")):
         result = invoke(capsys, "inspect", TINY / directory)
         assert result.status == 0 and kind in result.out
+
+
+def test_inspect_in_a_narrow_terminal_cuts_nothing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    out = invoke(capsys, "inspect", TINY / "target").out
+    assert "…" not in out and "None" not in out
