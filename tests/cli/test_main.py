@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from dflash_trt import __version__
 from dflash_trt.cli.main import cli
 from tests.cli.invoke import invoke
+from tests.conftest import TINY
 
 
 def test_our_failure_is_one_line_and_a_traceback_on_request(
@@ -64,3 +66,23 @@ def test_help_imports_no_torch(command: str) -> None:
     )
     result = subprocess.run([sys.executable, "-c", code, command], capture_output=True, text=True, check=True)
     assert "Usage:" in result.stdout
+
+
+def test_termination_leaves_nothing_half_written(tmp_path: Path) -> None:
+    """As a service manager ends a build: SIGTERM while weights are being written."""
+    code = (
+        "import sys, time; import dflash_trt.engine.build as build\n"
+        "def slow(*arguments):\n"
+        "    print('writing', flush=True); time.sleep(60)\n"
+        "    yield\n"
+        "build._converted = slow\n"
+        "from dflash_trt.cli.main import main\n"
+        "sys.argv[0] = 'dflash-trt'; main()"
+    )
+    arguments = ["build", "--checkpoint_dir", str(TINY), "--output_dir", str(tmp_path / "engine")]
+    with subprocess.Popen([sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "writing\n"
+        assert list(tmp_path.iterdir()), "nothing was begun"
+        process.terminate()
+        assert process.wait(timeout=60) == 128 + signal.SIGTERM
+    assert not list(tmp_path.iterdir())
