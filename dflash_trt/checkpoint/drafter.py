@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 from dflash_trt.checkpoint.drafter_layers import DraftLayer, read_layers
 from dflash_trt.checkpoint.json_object import JsonObject
+from dflash_trt.checkpoint.quantization_config import QUANTIZATION_KEY, QuantizationConfig, read_quantization
 from dflash_trt.checkpoint.rope import RopeConfig, read_rope
-from dflash_trt.checkpoint.target import CONFIG_FILE, read_heads, refuse_quantization
+from dflash_trt.checkpoint.target import CONFIG_FILE, read_heads
 
 __all__ = ["DraftLayer", "DrafterConfig"]
 
@@ -41,6 +42,7 @@ class DrafterConfig:
         draft_vocab_size: rows of the drafter's head in the speculators format. Where that is below
             `vocab_size`, draft id i stands for target id i + d2t[i]. None in the z-lab format, which has no
             head and uses the target's.
+        quantization: how its own weights and caches are quantized, whatever the target's are; None where they are not.
     """
 
     format: Literal["z-lab", "speculators"]
@@ -63,6 +65,7 @@ class DrafterConfig:
     output_multiplier: float = 1.0
     final_logit_softcapping: float | None = None
     draft_vocab_size: int | None = None
+    quantization: QuantizationConfig | None = None
 
     @property
     def has_reduced_vocabulary(self) -> bool:
@@ -90,7 +93,6 @@ class DrafterConfig:
             UserError: a key is missing or its value is not supported.
         """
         top = JsonObject(config, path)
-        refuse_quantization(top)
         if "speculators_model_type" in top:
             return _read_speculators(top)
         if top.texts("architectures") != ("DFlashDraftModel",):
@@ -131,6 +133,7 @@ def _read_z_lab(top: JsonObject) -> DrafterConfig:
         input_embedding_scale=scale("input_embedding_scale"),
         output_multiplier=scale("output_multiplier"),
         final_logit_softcapping=softcapping.positive("final_logit_softcapping") if capped else None,
+        quantization=read_quantization(top),
     )
 
 
@@ -144,7 +147,8 @@ def _read_speculators(top: JsonObject) -> DrafterConfig:
     if "projector_type" in top and top.text("projector_type") != "dflash":
         raise top.error("projector_type", 'only "dflash" is supported')
     body = top.object("transformer_layer_config")
-    refuse_quantization(body)
+    if QUANTIZATION_KEY in body:
+        raise body.error(QUANTIZATION_KEY, f"must stand at the top of the file, as {QUANTIZATION_KEY}")
     hidden_size = body.integer("hidden_size")
     if "target_hidden_size" in top and top.integer("target_hidden_size") != hidden_size:
         raise top.error("target_hidden_size", f"must be {body.key('hidden_size')}, {hidden_size}")
@@ -168,6 +172,7 @@ def _read_speculators(top: JsonObject) -> DrafterConfig:
         num_target_layers=None,
         layers=read_layers(body, sliding_is_causal=not top.boolean("sliding_window_non_causal", absent=False)),
         draft_vocab_size=draft_vocab_size,
+        quantization=read_quantization(top),
     )
 
 

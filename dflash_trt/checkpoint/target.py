@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dflash_trt.checkpoint.json_object import JsonObject
+from dflash_trt.checkpoint.quantization_config import QUANTIZATION_KEY, QuantizationConfig, read_quantization
 from dflash_trt.checkpoint.rope import RopeConfig, read_rope
-from dflash_trt.errors import UserError
 
 CONFIG_FILE = "config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
@@ -36,6 +36,7 @@ class TargetConfig:
         mlp_bias: gate, up and down have biases.
         bos_token_id: first token, where the model has one.
         eos_token_ids: tokens that end a text, in the order given; empty where the files name none.
+        quantization: how its weights and caches are quantized; None where they are not.
     """
 
     architecture: Architecture
@@ -54,6 +55,7 @@ class TargetConfig:
     mlp_bias: bool
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
+    quantization: QuantizationConfig | None = None
 
     @classmethod
     def from_pretrained(cls, directory: str | Path) -> TargetConfig:
@@ -85,14 +87,13 @@ class TargetConfig:
 
         Args:
             config: the parsed file.
-            path: the file, for messages.
+            path: the file, for messages; `hf_quant_config.json` is looked for beside it.
 
         Raises:
             UserError: a key is missing or its value is not supported.
         """
         top = JsonObject(config, path)
         architecture = _architecture(top)
-        refuse_quantization(top)
         hidden_size = top.integer("hidden_size")
         heads = top.integer("num_attention_heads")
         kv_heads, head_dim = read_heads(top, derive=architecture == "LlamaForCausalLM")
@@ -114,6 +115,7 @@ class TargetConfig:
             mlp_bias=top.boolean("mlp_bias", absent=False),
             bos_token_id=top.integer("bos_token_id", minimum=0) if "bos_token_id" in top else None,
             eos_token_ids=_eos_token_ids(top, top.integer("vocab_size")),
+            quantization=read_quantization(top),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -139,6 +141,8 @@ class TargetConfig:
         }
         if self.architecture == "LlamaForCausalLM":
             config["mlp_bias"] = self.mlp_bias
+        if self.quantization is not None:
+            config[QUANTIZATION_KEY] = self.quantization.to_quantization_config()
         return config
 
 
@@ -164,21 +168,6 @@ def read_heads(top: JsonObject, derive: bool) -> tuple[int, int]:
     if head_dim % 2:
         raise top.error("head_dim", f"must be even for a rotary embedding, not {head_dim}")
     return kv_heads, head_dim
-
-
-def refuse_quantization(config: JsonObject) -> None:
-    """Refuse a config whose weights are stored in another form than the model computes with.
-
-    Raises:
-        UserError: naming the method, where the config does.
-    """
-    if "quantization_config" in config:
-        found = config.values["quantization_config"]
-        method = found.get("quant_method") if isinstance(found, dict) else None
-        raise UserError(
-            f"{config.path}: {config.key('quantization_config')} says that weights are quantized"
-            f"{f' ({method})' if method else ''}; this version builds unquantized checkpoints only"
-        )
 
 
 def _architecture(top: JsonObject) -> Architecture:

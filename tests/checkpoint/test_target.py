@@ -164,9 +164,9 @@ def test_what_it_writes_is_a_transformers_config(tmp_path: Path, llama_config: d
         ({"hidden_act": "gelu"}, 'hidden_act is "gelu": only "silu" is supported'),
         (
             {"quantization_config": {"quant_method": "awq", "bits": 4}},
-            "quantization_config says that weights are quantized (awq); this version builds unquantized checkpoints only",
+            'quantization_config.quant_method is "awq": not supported; supported is "modelopt"',
         ),
-        ({"quantization_config": {}}, "quantization_config says that weights are quantized; this version"),
+        ({"quantization_config": {}}, "quantization_config.quant_method is required"),
         ({"use_sliding_window": True}, "use_sliding_window is true"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is"),
         ({"num_key_value_heads": 3}, "num_key_value_heads is 3: must divide num_attention_heads, 4"),

@@ -137,11 +137,11 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     ),
     "quantized target": (
         lambda p: edit_json(p / "target/config.json", quantization_config={"quant_method": "fp8"}),
-        ("target/config.json: quantization_config", "(fp8)", "unquantized"),
+        ("target/config.json: quantization_config.quant_method", '"fp8"', "dflash-trt convert"),
     ),
     "quantized drafter": (
         lambda p: edit_json(p / "drafter/config.json", quantization_config={"bits": 4}),
-        ("drafter/config.json: quantization_config", "unquantized"),
+        ("drafter/config.json: quantization_config.quant_method", "required"),
     ),
     "untied head": (other_head, (WEIGHTS, "lm_head.weight", "tie_word_embeddings")),
 }
