@@ -7,6 +7,7 @@ compressed-tensors. TensorRT-LLM, vLLM and SGLang each read one of the two, so b
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
@@ -42,6 +43,11 @@ class QuantizationConfig:
     def quantizes_activations(self) -> bool:
         """Every quantized layer has an `input_scale`."""
         return self.quant_algo in ("FP8", "NVFP4")
+
+    def algo_of(self, module: str) -> QuantAlgo | None:
+        """The format of one linear layer, `model.layers.0.mlp.up_proj` for one; None where it is unquantized."""
+        excluded = any(fnmatchcase(module, pattern) for pattern in self.exclude_modules)
+        return None if excluded else self.quant_algo
 
     def to_hf_quant_config(self) -> dict[str, Any]:
         """The content of `hf_quant_config.json`, its keys in ModelOpt 0.47's order."""

@@ -64,3 +64,9 @@ def test_refuses_by_file_and_key(tmp_path: Path, changes: dict[str, Any], messag
     with pytest.raises(UserError) as refusal:
         read_hf_quant_config(tmp_path / "hf_quant_config.json")
     assert "hf_quant_config.json: quantization." in str(refusal.value) and message in str(refusal.value)
+
+
+def test_excluded_modules_have_no_format() -> None:
+    config = QuantizationConfig("FP8", None, ("lm_head", "model.layers.1.*"))
+    modules = ["lm_head", "model.layers.1.mlp.up_proj", "model.layers.11.mlp.up_proj", "fc"]
+    assert [config.algo_of(module) for module in modules] == [None, None, "FP8", "FP8"]
