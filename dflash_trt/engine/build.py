@@ -17,10 +17,11 @@ from dflash_trt.checkpoint.tokenizer import load_tokenizer, tokenizer_files
 from dflash_trt.checkpoint.weights import Weights
 from dflash_trt.engine.config import Backend, BuildConfig, Builder, EngineConfig
 from dflash_trt.engine.directory import Engine, check_output_dir, write_config, written_whole
+from dflash_trt.engine.weights import DAMAGED, check_packed, check_scales
 from dflash_trt.errors import UserError, access
 from dflash_trt.models.dflash import copies_of_target
 from dflash_trt.models.pair import drafter_manifest, target_manifest
-from dflash_trt.models.weights import Manifest
+from dflash_trt.models.weights import PACKED_DTYPES, Manifest
 
 Progress = Callable[[int], None]
 """Told the bytes of every tensor as it is written."""
@@ -107,7 +108,10 @@ def plan_build(
         builder=Builder(backend, torch.__version__),
     )
     dtype = getattr(torch, config.dtype)
-    target_specs, drafter_specs = _specs(target_manifest(target), dtype), _specs(drafter_manifest(drafter), dtype)
+    manifests = target_manifest(target), drafter_manifest(drafter)
+    for manifest in manifests:
+        check_scales(manifest)
+    target_specs, drafter_specs = (_specs(manifest, dtype) for manifest in manifests)
     tokenizer = tokenizer_files(target.path)
     _check_tokenizer(tokenizer, engine_config, target.path)
     _check_copies(target, drafter)
@@ -115,8 +119,11 @@ def plan_build(
 
 
 def _specs(manifest: Manifest, dtype: torch.dtype) -> list[TensorSpec]:
+    """Quantized tensors and their scales stay as they are, to the byte; all others take one type."""
     floats = [TensorSpec(name, dtype, shape) for name, shape in manifest.floats.items()]
-    return floats + [TensorSpec(name, torch.int64, shape) for name, shape in manifest.others.items()]
+    ids = [TensorSpec(name, torch.int64, shape) for name, shape in manifest.others.items()]
+    kept = {**manifest.quantized, **manifest.scales}
+    return floats + ids + [TensorSpec(name, manifest.weights.dtype(name), shape) for name, shape in kept.items()]
 
 
 def _check_length(target: TargetCheckpoint, config: BuildConfig) -> None:
@@ -176,12 +183,20 @@ def _check_copy(weights: Weights, name: str, others: Weights, original: str, why
 def _converted(weights: Weights, specs: list[TensorSpec], progress: Progress) -> Iterator[torch.Tensor]:
     for spec in specs:
         tensor = weights.read(spec.name)
-        where = f"{weights.file_of(spec.name)}: {spec.name}"
-        if not bool(torch.isfinite(tensor).all()):
-            raise UserError(f"{where} holds NaN or infinity; the checkpoint is damaged")
-        converted = tensor.to(spec.dtype)
-        if not bool(torch.isfinite(converted).all()):
-            largest = tensor.abs().max().item()
-            raise UserError(f"{where} holds {largest:.3g}, beyond {spec.dtype}; build with --dtype bfloat16 or float32")
-        yield converted
+        if spec.dtype in PACKED_DTYPES.values():
+            check_packed(spec.name, tensor, weights.file_of(spec.name))
+            yield tensor
+        else:
+            yield _in_type(tensor, spec, weights.file_of(spec.name))
         progress(spec.nbytes)
+
+
+def _in_type(tensor: torch.Tensor, spec: TensorSpec, file: Path) -> torch.Tensor:
+    where = f"{file}: {spec.name}"
+    if not bool(torch.isfinite(tensor).all()):
+        raise UserError(f"{where} holds NaN or infinity; {DAMAGED}")
+    converted = tensor.to(spec.dtype)
+    if not bool(torch.isfinite(converted).all()):
+        largest = tensor.abs().max().item()
+        raise UserError(f"{where} holds {largest:.3g}, beyond {spec.dtype}; build with --dtype bfloat16 or float32")
+    return converted

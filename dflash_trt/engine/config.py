@@ -11,6 +11,7 @@ from dflash_trt.checkpoint.drafter import DrafterConfig
 from dflash_trt.checkpoint.target import TargetConfig
 from dflash_trt.checkpoint.weights import Weights
 from dflash_trt.errors import UserError
+from dflash_trt.models.weights import PACKED_DTYPES
 
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
 Backend = Literal["torch"]
@@ -40,17 +41,19 @@ class BuildConfig:
 
 
 def checkpoint_dtype(weights: Weights) -> Dtype:
-    """The type that a checkpoint's matrices have.
+    """The type that a checkpoint's unquantized matrices have, the embedding among them.
 
     Raises:
         UserError: they have several, or one that is not for computing.
     """
     found = {
-        str(weights.dtype(name)).removeprefix("torch.") for name in weights.names() if len(weights.shape(name)) == 2
+        str(weights.dtype(name)).removeprefix("torch.")
+        for name in weights.names()
+        if len(weights.shape(name)) == 2 and weights.dtype(name) not in PACKED_DTYPES.values()
     }
     if len(found) != 1 or not found <= set(get_args(Dtype)):
-        choices = ", ".join(get_args(Dtype))
-        raise UserError(f"{weights.path}: its matrices are {', '.join(sorted(found))}; say --dtype, one of {choices}")
+        choices, types = ", ".join(get_args(Dtype)), ", ".join(sorted(found)) or "quantized, all of them"
+        raise UserError(f"{weights.path}: its matrices are {types}; say --dtype, one of {choices}")
     return cast(Dtype, found.pop())
 
 
@@ -78,13 +81,18 @@ class EngineConfig:
     def cache_bytes(self) -> int:
         """Bytes of both models' caches, allocated once when an engine is loaded.
 
-        max_batch_size x (max_seq_len + block_size) x bytes per token, which are the bytes of `dtype` times the sum over
-        target and drafter of 2 (a key and a value) x num_hidden_layers x num_key_value_heads x head_dim.
+        max_batch_size x (max_seq_len + block_size) x bytes per token, which are the sum over target and drafter of
+        2 (a key and a value) x num_hidden_layers x num_key_value_heads x head_dim x bytes of a number: one where the
+        model's own `kv_cache_quant_algo` is FP8, else those of `dtype`.
         """
         build = self.build_config
-        numbers = sum(
-            2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim
+        per_token = sum(
+            2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * self._cache_itemsize(model)
             for model in (self.pretrained_config, self.speculative_config)
         )
-        per_token = numbers * cast(torch.dtype, getattr(torch, build.dtype)).itemsize
         return build.max_batch_size * (build.max_seq_len + self.speculative_config.block_size) * per_token
+
+    def _cache_itemsize(self, model: TargetConfig | DrafterConfig) -> int:
+        if model.quantization is not None and model.quantization.kv_cache_quant_algo == "FP8":
+            return 1
+        return cast(torch.dtype, getattr(torch, self.build_config.dtype)).itemsize

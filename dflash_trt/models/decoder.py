@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from dflash_trt.models.weights import WeightLoader, load_linear
+from dflash_trt.checkpoint.quantization_config import QuantizationConfig
+from dflash_trt.models.weights import WeightLoader
 from dflash_trt.ops.base import LayerCache, Linear, Mask, Ops, RotaryTable, Span, Tensor
 
 
@@ -29,11 +30,16 @@ class LayerConfig(Protocol):
     def rms_norm_eps(self) -> float: ...
     @property
     def attention_bias(self) -> bool: ...
+    @property
+    def quantization(self) -> QuantizationConfig | None: ...
 
 
 @dataclass(frozen=True)
 class DecoderLayer:
-    """One layer's weights; `q_norm` and `k_norm` [d] where the family norms its heads."""
+    """One layer's weights; `q_norm` and `k_norm` [d] where the family norms its heads.
+
+    `k_scale` and `v_scale`, float32 scalars, are those of its cache where that is quantized.
+    """
 
     input_norm: Tensor
     q: Linear
@@ -42,6 +48,8 @@ class DecoderLayer:
     o: Linear
     q_norm: Tensor | None
     k_norm: Tensor | None
+    k_scale: Tensor | None
+    v_scale: Tensor | None
     post_attention_norm: Tensor
     gate: Linear
     up: Linear
@@ -55,18 +63,21 @@ def load_layer(
     hidden, ffn, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
     q_size, kv_size = config.num_attention_heads * head_dim, config.num_key_value_heads * head_dim
     attention, mlp, bias = f"{prefix}.self_attn", f"{prefix}.mlp", config.attention_bias
+    fp8_cache = config.quantization is not None and config.quantization.kv_cache_quant_algo == "FP8"
     return DecoderLayer(
         input_norm=loader.tensor(f"{prefix}.input_layernorm.weight", (hidden,)),
-        q=load_linear(loader, f"{attention}.q_proj", q_size, hidden, bias=bias),
-        k=load_linear(loader, f"{attention}.k_proj", kv_size, hidden, bias=bias),
-        v=load_linear(loader, f"{attention}.v_proj", kv_size, hidden, bias=bias),
-        o=load_linear(loader, f"{attention}.o_proj", hidden, q_size, bias=bias),
+        q=loader.linear(f"{attention}.q_proj", q_size, hidden, bias=bias),
+        k=loader.linear(f"{attention}.k_proj", kv_size, hidden, bias=bias),
+        v=loader.linear(f"{attention}.v_proj", kv_size, hidden, bias=bias),
+        o=loader.linear(f"{attention}.o_proj", hidden, q_size, bias=bias),
         q_norm=loader.tensor(f"{attention}.q_norm.weight", (head_dim,)) if qk_norm else None,
         k_norm=loader.tensor(f"{attention}.k_norm.weight", (head_dim,)) if qk_norm else None,
+        k_scale=loader.scale(f"{attention}.k_proj.k_scale") if fp8_cache else None,
+        v_scale=loader.scale(f"{attention}.v_proj.v_scale") if fp8_cache else None,
         post_attention_norm=loader.tensor(f"{prefix}.post_attention_layernorm.weight", (hidden,)),
-        gate=load_linear(loader, f"{mlp}.gate_proj", ffn, hidden, bias=mlp_bias),
-        up=load_linear(loader, f"{mlp}.up_proj", ffn, hidden, bias=mlp_bias),
-        down=load_linear(loader, f"{mlp}.down_proj", hidden, ffn, bias=mlp_bias),
+        gate=loader.linear(f"{mlp}.gate_proj", ffn, hidden, bias=mlp_bias),
+        up=loader.linear(f"{mlp}.up_proj", ffn, hidden, bias=mlp_bias),
+        down=loader.linear(f"{mlp}.down_proj", hidden, ffn, bias=mlp_bias),
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from dflash_trt.checkpoint.drafter import DrafterConfig
 from dflash_trt.models.decoder import DecoderLayer, load_layer, run_layer, write_keys_values
-from dflash_trt.models.weights import WeightLoader, load_linear
+from dflash_trt.models.weights import WeightLoader
 from dflash_trt.ops.base import LayerCache, Linear, Mask, Ops, RotaryTable, Span, Tensor
 
 
@@ -38,11 +38,11 @@ def load(loader: WeightLoader, config: DrafterConfig) -> DrafterWeights:
         for name in (*copies_of_target(config), "verifier_norm.weight", "t2d", "d2t"):
             loader.ignore(name)
     return DrafterWeights(
-        fc=load_linear(loader, "fc", hidden, len(config.target_layer_ids) * hidden),
+        fc=loader.linear("fc", hidden, len(config.target_layer_ids) * hidden),
         hidden_norm=loader.tensor("hidden_norm.weight", (hidden,)),
         layers=tuple(load_layer(loader, f"layers.{i}", config, qk_norm=True) for i in range(config.num_hidden_layers)),
         norm=loader.tensor("norm.weight", (hidden,)),
-        head=None if own_head is None else load_linear(loader, "lm_head", *own_head),
+        head=None if own_head is None else loader.linear("lm_head", *own_head),
         offsets=None if own_head is None else loader.integers("d2t", own_head[:1]),
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dflash_trt.checkpoint.target import TargetConfig
 from dflash_trt.models.decoder import DecoderLayer, load_layer, run_layer
-from dflash_trt.models.weights import WeightLoader, load_linear
+from dflash_trt.models.weights import WeightLoader
 from dflash_trt.ops.base import LayerCache, Linear, Ops, RotaryTable, Span, Tensor
 
 
@@ -39,7 +39,7 @@ def load_decoder(loader: WeightLoader, config: TargetConfig, *, qk_norm: bool) -
             for i in range(config.num_hidden_layers)
         ),
         norm=loader.tensor("model.norm.weight", (config.hidden_size,)),
-        head=Linear(embedding) if config.tie_word_embeddings else load_linear(loader, "lm_head", *vocabulary),
+        head=Linear(embedding) if config.tie_word_embeddings else loader.linear("lm_head", *vocabulary),
     )
 
 

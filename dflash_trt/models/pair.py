@@ -91,7 +91,7 @@ def target_manifest(checkpoint: TargetCheckpoint) -> Manifest:
     Raises:
         UserError: one is missing or has another shape or type, or a tensor has no place in the model.
     """
-    manifest = Manifest(checkpoint.weights)
+    manifest = Manifest(checkpoint.weights, checkpoint.config.quantization)
     load_target(manifest, checkpoint.config)
     manifest.refuse_unread()
     return manifest
@@ -99,7 +99,7 @@ def target_manifest(checkpoint: TargetCheckpoint) -> Manifest:
 
 def drafter_manifest(checkpoint: DrafterCheckpoint) -> Manifest:
     """As `target_manifest`, of a drafter."""
-    manifest = Manifest(checkpoint.weights)
+    manifest = Manifest(checkpoint.weights, checkpoint.config.quantization)
     dflash.load(manifest, checkpoint.config)
     manifest.refuse_unread()
     return manifest

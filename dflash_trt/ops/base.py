@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from dflash_trt.quantization.fp8 import FP8Tensor
+from dflash_trt.quantization.nvfp4 import NVFP4Tensor
+
 Tensor = Any
 """A `torch.Tensor` under `TorchOps`; a network's tensor in other lowerings. Models never look inside."""
 
@@ -19,10 +22,16 @@ Mask = Any
 
 @dataclass(frozen=True)
 class Linear:
-    """A linear layer's weight [out, in] and, where it has one, its bias [out]."""
+    """A linear layer's weight [out, in] and, where it has one, its bias [out].
 
-    weight: Tensor
+    A weight carries its own quantization: where it has an `input_scale`, what it is multiplied with is quantized to the
+    weight's format first; where it has none, that stays as it is.
+    """
+
+    weight: Tensor | FP8Tensor | NVFP4Tensor
     bias: Tensor | None = None
+    input_scale: Tensor | None = None
+    """Float32 scalar, only beside a quantized weight: amax / 448 of the activations for FP8, / (6 * 448) for NVFP4."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +50,16 @@ class Span:
 
 @dataclass(frozen=True)
 class LayerCache:
-    """One layer's keys and values, each [slots, KV heads, positions, d]."""
+    """One layer's keys and values, each [slots, KV heads, positions, d].
+
+    With scales they are float8_e4m3fn, and stand for themselves times their scale.
+    """
 
     keys: Tensor
     values: Tensor
+    key_scale: Tensor | None = None
+    """Float32 scalar."""
+    value_scale: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -62,7 +77,7 @@ class Ops(Protocol):
         """Rows of `table` [V, D] at `ids` [B, T] -> [B, T, D]."""
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
-        """[..., in] -> [..., out]."""
+        """[..., in] -> [..., out]; weight and activations as `Linear` says."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x / sqrt(mean(x^2) + eps) * weight over the last axis; the mean is taken in float32 or wider."""
@@ -101,7 +116,10 @@ class Ops(Protocol):
         """Rotate x [B, H, T, d] by its positions; NeoX pairing (i, i + d / 2)."""
 
     def kv_cache_update(self, cache: LayerCache, keys: Tensor, values: Tensor, span: Span) -> LayerCache:
-        """Write keys and values [B, KV heads, T, d] at the span's rows; the result holds them."""
+        """Write keys and values [B, KV heads, T, d] at the span's rows; the result holds them.
+
+        A cache with scales holds e4m3(clip(k / key_scale, -448, 448)), and values likewise.
+        """
 
     def attention_mask(self, span: Span, *, causal: bool, window: int | None) -> Mask:
         """Row at position p sees key k of its slot up to the last row, where k <= p if causal, |p - k| < window."""

@@ -6,7 +6,8 @@ import os
 
 import torch
 
-from dflash_trt.checkpoint.rope import RopeConfig
+from dflash_trt.checkpoint.open_checkpoint import DrafterCheckpoint, TargetCheckpoint
+from dflash_trt.checkpoint.weights import Weights
 from dflash_trt.engine.directory import Engine
 from dflash_trt.engine.weights import open_weights
 from dflash_trt.errors import UserError
@@ -14,7 +15,6 @@ from dflash_trt.models import dflash
 from dflash_trt.models.pair import Pair, load_target
 from dflash_trt.models.rotary import rotary_table
 from dflash_trt.models.weights import CheckpointLoader
-from dflash_trt.ops.base import RotaryTable
 from dflash_trt.runtime.torch_executor import TorchExecutor
 
 
@@ -30,22 +30,13 @@ def load_executor(engine: Engine, device: str | None) -> TorchExecutor:
         engine.config.pretrained_config,
         engine.config.speculative_config,
     )
-    positions = build.max_seq_len + drafter.block_size
-
-    def table(rope: RopeConfig) -> RotaryTable:
-        return rotary_table(rope, positions, getattr(torch, build.dtype), where)
-
-    def place(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.to(where)
-
     target_weights, drafter_weights = open_weights(engine)
-    pair = Pair(
-        target=target,
-        drafter=drafter,
-        target_weights=load_target(CheckpointLoader(target_weights, place), target),
-        drafter_weights=dflash.load(CheckpointLoader(drafter_weights, place), drafter),
-        target_rotary=table(target.rope),
-        drafter_rotary=table(drafter.rope),
+    pair = load_pair(
+        TargetCheckpoint(engine.path, target, target_weights),
+        DrafterCheckpoint(engine.path, drafter, drafter_weights),
+        positions=build.max_seq_len + drafter.block_size,
+        dtype=getattr(torch, build.dtype),
+        device=where,
     )
     no_room = UserError(
         f"{engine.path}: its caches take {engine.config.cache_bytes} bytes, more than {where} can give; build with a "
@@ -63,6 +54,34 @@ def load_executor(engine: Engine, device: str | None) -> TorchExecutor:
         )
     except (RuntimeError, MemoryError):  # of torch, OutOfMemoryError on a GPU and a plain RuntimeError on a CPU
         raise no_room from None
+
+
+def load_pair(
+    target: TargetCheckpoint, drafter: DrafterCheckpoint, *, positions: int, dtype: torch.dtype, device: torch.device
+) -> Pair:
+    """A pair as it runs, of a checkpoint each or of an engine's two parts.
+
+    Args:
+        target, drafter: seen to belong together.
+        positions: what rotary tables reach to, of the caches that the pair will run on.
+        dtype: what unquantized weights become; those that have it, and all quantized ones, stay mapped on a CPU.
+        device: where it will run.
+
+    Raises:
+        UserError: a tensor is not what the model asks for, or a file cannot be read.
+    """
+
+    def loader(weights: Weights) -> CheckpointLoader:
+        return CheckpointLoader(weights, lambda tensor: tensor.to(device), dtype)
+
+    return Pair(
+        target=target.config,
+        drafter=drafter.config,
+        target_weights=load_target(loader(target.weights), target.config),
+        drafter_weights=dflash.load(loader(drafter.weights), drafter.config),
+        target_rotary=rotary_table(target.config.rope, positions, dtype, device),
+        drafter_rotary=rotary_table(drafter.config.rope, positions, dtype, device),
+    )
 
 
 def _memory(device: torch.device) -> int:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dflash_trt.errors import UserError
+from dflash_trt.models.decoder import DecoderLayer, LayerConfig
 from dflash_trt.models.pair import Caches, Pair
 from dflash_trt.ops.base import LayerCache, Span
 from dflash_trt.ops.torch_ops import TorchOps
@@ -27,8 +28,8 @@ class TorchExecutor:
         self._ops = TorchOps()
         self._device = pair.target_weights.norm.device
         self._caches = Caches(
-            self._allocate(pair.target.num_hidden_layers, pair.target.num_key_value_heads, pair.target.head_dim),
-            self._allocate(pair.drafter.num_hidden_layers, pair.drafter.num_key_value_heads, pair.drafter.head_dim),
+            self._allocate(pair.target, pair.target_weights.layers),
+            self._allocate(pair.drafter, pair.drafter_weights.layers),
         )
 
     @torch.inference_mode()
@@ -72,10 +73,17 @@ class TorchExecutor:
             for cache in (layer.keys, layer.values):
                 cache[destination, :, :length] = cache[source, :, :length]
 
-    def _allocate(self, layers: int, kv_heads: int, head_dim: int) -> Sequence[LayerCache]:
-        shape = (self.max_batch_size, kv_heads, self.max_seq_len + self.block_size, head_dim)
-        like = self.pair.target_weights.norm
-        return [LayerCache(like.new_zeros(shape), like.new_zeros(shape)) for _ in range(layers)]
+    def _allocate(self, config: LayerConfig, layers: Sequence[DecoderLayer]) -> Sequence[LayerCache]:
+        positions = self.max_seq_len + self.block_size
+        shape = (self.max_batch_size, config.num_key_value_heads, positions, config.head_dim)
+
+        def zeros(scale: Tensor | None) -> Tensor:
+            dtype = self.pair.target_weights.norm.dtype if scale is None else torch.float8_e4m3fn
+            return torch.zeros(shape, dtype=dtype, device=self._device)
+
+        return [
+            LayerCache(zeros(layer.k_scale), zeros(layer.v_scale), layer.k_scale, layer.v_scale) for layer in layers
+        ]
 
     def _span(self, slots: Tensor, starts: Tensor, rows: int) -> Span:
         first, count = int(slots[0]), len(slots)

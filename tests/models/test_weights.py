@@ -120,6 +120,10 @@ def test_reads_what_the_drafter_of_qwen3_8b_holds(tmp_path: Path) -> None:
 
         integers = tensor
 
+        def linear(self, name: str, out_features: int, in_features: int, *, bias: bool = False) -> None:
+            assert not bias
+            read[f"{name}.weight"] = (out_features, in_features)
+
         def ignore(self, name: str) -> None: ...
 
     dflash.load(Listed(), published)
