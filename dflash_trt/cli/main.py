@@ -11,6 +11,7 @@ import click
 
 from dflash_trt import __version__
 from dflash_trt.cli.build import build
+from dflash_trt.cli.convert import convert
 from dflash_trt.cli.demo import demo
 from dflash_trt.cli.doctor import doctor
 from dflash_trt.cli.inspect import inspect
@@ -39,7 +40,7 @@ def cli(context: click.Context, debug: bool) -> None:
         click.echo(context.get_help())
 
 
-for command in (build, demo, doctor, inspect, run):
+for command in (build, convert, demo, doctor, inspect, run):
     cli.add_command(command)
 
 

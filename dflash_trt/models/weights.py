@@ -119,6 +119,8 @@ class Manifest:
     weights: Weights
     quantization: QuantizationConfig | None
     """What the config of this model, and of no other, says."""
+    linears: list[str] = field(default_factory=list)
+    """Linear layers, in any format."""
     floats: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Unquantized tensors, which may be converted."""
     others: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -141,6 +143,7 @@ class Manifest:
 
     def linear(self, name: str, out_features: int, in_features: int, *, bias: bool = False) -> Linear:
         """See `WeightLoader.linear`."""
+        self.linears.append(name)
         algo, activations = None, False
         if self.quantization is not None:
             algo = self.quantization.algo_of(name)
