@@ -1,0 +1,1 @@
+"""Checkpoints become quantized checkpoints."""

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
-
+from dflash_trt.checkpoint.encoding import Message, encode_conversation, encode_text
 from dflash_trt.engine.directory import open_engine
 from dflash_trt.errors import UserError
 from dflash_trt.runtime.detokenizer import Detokenizer
@@ -21,7 +20,6 @@ from dflash_trt.runtime.scheduler import Emission, Scheduler
 from dflash_trt.runtime.step import Executor
 
 Prompt = str | Sequence[int]
-Message = dict[str, str]
 GREEDY = SamplingParams()
 
 
@@ -199,33 +197,16 @@ class LLM:
         Raises:
             UserError: the engine has no chat template, or the template refuses the messages.
         """
-        if self.tokenizer.chat_template is None:
-            raise UserError(f"{self.engine.path}: has no chat template; give the prompt as plain text")
-        if not messages or not all(isinstance(message.get("content"), str) for message in messages):
-            raise UserError("a conversation needs messages, each with a role and a text as its content")
         taken = {"conversation", "tokenize", "add_generation_prompt", "messages"} & template_arguments.keys()
         if taken:
             raise UserError(f"chat template argument {taken.pop()!r} is not the caller's to give")
-        try:
-            text = self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True, **template_arguments
-            )
-        except TemplateError as error:
-            raise UserError(f"{self.engine.path}: its chat template refuses the messages: {error}") from None
-        return self._encode(str(text), add_special_tokens=False)
-
-    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise UserError(
-                f"the prompt holds {error.object[error.start]!a} at {error.start}, which is no character; give UTF-8"
-            ) from None
-        return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens, verbose=False))
+        return encode_conversation(
+            self.tokenizer, messages, str(self.engine.path), add_generation_prompt=True, **template_arguments
+        )
 
     def _request(self, index: int, prompt: Prompt, params: SamplingParams) -> Request:
         """The request for prompt `index` of a call, checked."""
-        ids = self._encode(prompt, add_special_tokens=True) if isinstance(prompt, str) else list(prompt)
+        ids = encode_text(self.tokenizer, prompt, f"prompt {index}") if isinstance(prompt, str) else list(prompt)
         target, limit = self.engine.config.pretrained_config, self.executor.max_seq_len
         if not ids:
             raise UserError(f"prompt {index}: is empty; it needs at least one token")
