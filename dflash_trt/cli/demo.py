@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from dflash_trt.cli.build import write
+from dflash_trt.cli.convert import run
 from dflash_trt.cli.options import device, directory
 
 if TYPE_CHECKING:
@@ -43,7 +45,8 @@ PROMPTS = (
 )
 @device
 def demo(output_dir: Path, max_output_len: int, verify_window: int, device: str | None) -> None:
-    """Build SmolLM2-135M-Instruct with its drafter and decode three prompts, with speculation and without."""
+    """Quantize SmolLM2-135M-Instruct and its drafter to FP8, build an engine of them, and decode three prompts, with
+    speculation and without."""
     from rich.console import Console
 
     from dflash_trt.runtime.llm import LLM
@@ -69,12 +72,21 @@ def demo(output_dir: Path, max_output_len: int, verify_window: int, device: str 
 
 def _build(output_dir: Path) -> Engine:
     from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
+    from dflash_trt.conversion.convert import CalibrationData, plan_conversion
+    from dflash_trt.conversion.plan import Formats
     from dflash_trt.engine.build import plan_build
     from dflash_trt.engine.config import BuildConfig
-    from dflash_trt.examples.smollm2 import DRAFTER, gguf_file
+    from dflash_trt.examples.smollm2 import CALIBRATION, DRAFTER, gguf_file
 
+    target, drafter, fp8 = open_target(gguf_file()), open_drafter(DRAFTER), Formats("fp8")
     config = BuildConfig(dtype="float32", max_batch_size=4, max_seq_len=1024)
-    return write(plan_build(open_target(gguf_file()), open_drafter(DRAFTER), config, output_dir))
+    with tempfile.TemporaryDirectory() as directory:
+        checkpoints = Path(directory) / "smollm2-135m-fp8"
+        data = CalibrationData(CALIBRATION, size=16, max_length=512)
+        for line in run(plan_conversion(target, fp8, drafter, fp8, data, checkpoints)):
+            click.echo(line.removeprefix(f"{checkpoints}/"))
+        target, drafter = open_target(checkpoints / "target"), open_drafter(checkpoints / "drafter")
+        return write(plan_build(target, drafter, config, output_dir))
 
 
 def _start(llm: LLM, prompt: str, max_output_len: int, verify_window: int) -> TokenStream:
