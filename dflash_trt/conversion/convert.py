@@ -1,4 +1,4 @@
-"""Converting a target and its drafter: planned and checked first, then written whole, and taken up again where it broke off."""
+"""Converting a target and its drafter: checked first, written whole, and taken up again where it broke off."""
 
 from __future__ import annotations
 
@@ -130,8 +130,8 @@ def plan_conversion(
     """Check all that can be checked from headers, and read the calibration text.
 
     Raises:
-        UserError: a checkpoint is damaged or quantized already, the two do not belong together, the formats cannot be had,
-            the text is missing or not needed, or `output_dir` is taken.
+        UserError: a checkpoint is damaged or quantized already, the two do not belong together, the formats cannot be
+            had, the text is missing or not needed, or `output_dir` is taken.
     """
     place = _check_output_dir(output_dir, resume)
     if drafter is not None:
@@ -142,8 +142,8 @@ def plan_conversion(
     needed = any(plan.needs_calibration for plan in plans)
     if needed and calibration is None:
         raise UserError(
-            "calib_dataset: is needed, since FP8 and NVFP4 activations and FP8 caches have scales that only running the "
-            "model on text shows; give --calib_dataset, or --qformat w4a16_nvfp4 or bf16 and --kv_cache_qformat none"
+            "calib_dataset: is needed, since FP8 and NVFP4 activations and FP8 caches have scales that only running "
+            "the model on text shows; give --calib_dataset, or --qformat w4a16_nvfp4 or bf16, --kv_cache_qformat none"
         )
     if calibration is not None and not needed:
         raise UserError(f"calib_dataset {calibration.path}: is not needed, no chosen format has a scale to calibrate")
@@ -201,7 +201,7 @@ def _tokenizer(plan: ModelPlan, origin: Path) -> PreTrainedTokenizerFast:
 
 @contextmanager
 def _unfinished(output_dir: Path, settings: dict[str, Any]) -> Iterator[tuple[Path, Journal]]:
-    """A sibling of `output_dir` that takes its name if the block ends well, and is kept if something in it is finished."""
+    """A sibling of `output_dir` that takes its name if the block ends well, and else is kept if it holds anything."""
     directory = unfinished_dir(output_dir)
     with access(output_dir, "written"):
         directory.mkdir(parents=True, exist_ok=True)

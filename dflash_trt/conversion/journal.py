@@ -22,7 +22,7 @@ class Journal:
 
     Args:
         directory: the unfinished conversion.
-        settings: everything that the result depends on, as JSON values. Taking up a journal of other settings is refused.
+        settings: everything that the result depends on, as JSON values.
 
     Raises:
         UserError: the directory holds a journal of other settings, or one that is damaged.

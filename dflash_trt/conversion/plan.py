@@ -163,8 +163,8 @@ def _quantized(manifest: Manifest, formats: Formats) -> tuple[str, ...]:
     )
     if not quantized:
         raise UserError(
-            f"exclude_modules {' '.join(formats.exclude_modules)}: leaves nothing of {manifest.weights.path} to quantize; "
-            "give fewer patterns, or --qformat bf16"
+            f"exclude_modules {' '.join(formats.exclude_modules)}: leaves nothing of {manifest.weights.path} to "
+            "quantize; give fewer patterns, or --qformat bf16"
         )
     for module in quantized:
         _check_quantizable(manifest.weights, module, formats.qformat)
@@ -180,7 +180,7 @@ def _check_quantizable(weights: Weights, module: str, qformat: QFormat) -> None:
     columns = weights.shape(name)[-1]
     if qformat != "fp8" and columns % NVFP4_GROUP_SIZE:
         raise UserError(
-            f"{where} has {columns} columns, no multiple of {NVFP4_GROUP_SIZE}, the numbers that share a scale in NVFP4; "
+            f"{where} has {columns} columns, no multiple of {NVFP4_GROUP_SIZE}, those that share a scale in NVFP4; "
             f"leave it out with --exclude_modules '{module}', or use fp8"
         )
 

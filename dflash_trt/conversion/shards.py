@@ -1,4 +1,4 @@
-"""Converting a model's weights file by file: one source shard is mapped at a time, its tensors converted side by side."""
+"""Converting a model's weights: one file of the source is mapped at a time, its tensors converted side by side."""
 
 from __future__ import annotations
 
