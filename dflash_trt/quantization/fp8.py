@@ -10,6 +10,8 @@ import torch
 from dflash_trt.quantization.amax import tensor_amax
 
 E4M3_MAX = 448.0
+_MANY = 1 << 16
+"""On a CPU, the least number of codes that are decoded faster by shifting than by looking each up."""
 
 
 class FP8Tensor(NamedTuple):
@@ -48,18 +50,31 @@ def quantize_fp8(weight: torch.Tensor, name: str) -> FP8Tensor:
     """
     scale = fp8_scale(tensor_amax(weight, name))
     quantized = torch.empty(weight.shape, dtype=torch.float8_e4m3fn, device=weight.device)
-    for source, target in zip(_parts(weight.reshape(-1)), _parts(quantized.view(-1)), strict=True):
-        target.copy_(_saturated(source, scale).to(weight.dtype))
+    for source, target in zip(_parts(weight), _parts(quantized), strict=True):
+        # From float32, whose conversion to e4m3 is vectorized; float16's takes eight times as long.
+        target.copy_(_saturated(source, scale).to(weight.dtype).float())
     return FP8Tensor(quantized, scale)
 
 
 def dequantize_fp8(quantized: FP8Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """weight * weight_scale, computed in float32 and rounded to `dtype`; the shape of the weight."""
-    return (decode_e4m3(quantized.weight) * quantized.weight_scale).to(dtype)
+    """weight * weight_scale, computed in float32 and rounded to `dtype`; the shape of the weight.
+
+    Exact for scales below 2^120, of which amax / 448 always is one.
+    """
+    codes, scale = quantized
+    if not codes.is_cpu or codes.numel() < _MANY:
+        return (decode_e4m3(codes) * scale).to(dtype)
+    values = torch.empty(codes.shape, dtype=torch.float32)
+    for source, target in zip(_parts(codes), _parts(values), strict=True):
+        if _has_nan(source):
+            torch.mul(decode_e4m3(source), scale, out=target)
+        else:
+            target.copy_(_shifted_e4m3(source)).mul_(scale * 256)
+    return values.to(dtype)
 
 
 def decode_e4m3(codes: torch.Tensor) -> torch.Tensor:
-    """float8_e4m3fn to float32, exactly; on a CPU at least twice as fast as `codes.float()`."""
+    """float8_e4m3fn of any shape to float32, exactly. `dequantize_fp8` is faster where they are many."""
     return _e4m3_values(codes.device).index_select(0, codes.view(torch.uint8).flatten().int()).view(codes.shape)
 
 
@@ -75,7 +90,22 @@ def fake_quantize_fp8(x: torch.Tensor, input_scale: torch.Tensor) -> torch.Tenso
     Returns:
         The shape and type of x.
     """
-    return (decode_e4m3(_saturated(x, input_scale).to(torch.float8_e4m3fn)) * input_scale).to(x.dtype)
+    return dequantize_fp8(FP8Tensor(_saturated(x, input_scale).to(torch.float8_e4m3fn), input_scale), x.dtype)
+
+
+def _has_nan(codes: torch.Tensor) -> bool:
+    """Whether 0x7F, the largest of signed bytes, or 0xFF, the largest of unsigned ones, is among the codes."""
+    return int(codes.view(torch.int8).max()) == 0x7F or int(codes.view(torch.uint8).max()) == 0xFF
+
+
+def _shifted_e4m3(codes: torch.Tensor) -> torch.Tensor:
+    """The values times 2^-8, exactly, but of NaN: float8_e4m3fn to float16.
+
+    The fields of e4m3 are the upper ones of float16, subnormals included, but for a bias of 7 instead of 15.
+    """
+    bits = codes.view(torch.int8).to(torch.int16).mul_(1 << 7)
+    # The sign has moved into the uppermost bit of the exponent as well.
+    return bits.bitwise_and_(~(1 << 14)).view(torch.float16)
 
 
 @cache
@@ -89,6 +119,6 @@ def _saturated(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     return (x.to(wide) / scale).clamp_(-E4M3_MAX, E4M3_MAX)
 
 
-def _parts(flat: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """On a CPU, parts whose intermediate results stay in its second-level cache."""
-    return torch.split(flat, 1 << 17 if flat.is_cpu else len(flat))
+def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Its values in order; on a CPU in parts whose intermediate results stay in its second-level cache."""
+    return torch.split(tensor.reshape(-1), 1 << 17) if tensor.is_cpu else (tensor,)

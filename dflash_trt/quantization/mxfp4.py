@@ -11,7 +11,7 @@ import torch
 
 from dflash_trt.errors import UserError
 from dflash_trt.quantization.amax import block_amax, refuse_uneven, tensor_amax
-from dflash_trt.quantization.e2m1 import decode_e2m1, encode_e2m1, pack_e2m1
+from dflash_trt.quantization.e2m1 import decode_e2m1, encode_e2m1
 
 MXFP4_BLOCK = 32
 E8M0_BIAS = 127
@@ -22,7 +22,7 @@ class MXFP4Tensor(NamedTuple):
     """A quantized weight; the fields are named as the ends of gpt-oss's tensors.
 
     Attributes:
-        blocks: uint8 [..., in / 32, 16], see `pack_e2m1`.
+        blocks: uint8 [..., in / 32, 16], see `encode_e2m1`.
         scales: uint8 [..., in / 32]; the byte k + 127 stands for 2^k (e8m0).
     """
 
@@ -78,7 +78,7 @@ def quantize_mxfp4(weight: torch.Tensor, name: str) -> MXFP4Tensor:
     k = (exponent - 3 + (mantissa > 0.75)).clamp(min=-E8M0_BIAS)
     k = k.masked_fill(mantissa == 0, -E8M0_BIAS)
     scales = (k + E8M0_BIAS).to(torch.uint8)
-    return MXFP4Tensor(pack_e2m1(encode_e2m1(blocks / decode_e8m0(scales)[..., None])), scales)
+    return MXFP4Tensor(encode_e2m1(blocks / decode_e8m0(scales)[..., None]), scales)
 
 
 def e8m0_exponents(scales: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from dflash_trt.quantization.e2m1 import decode_e2m1, encode_e2m1, pack_e2m1
+from dflash_trt.quantization.e2m1 import decode_e2m1, encode_e2m1
 from dflash_trt.quantization.mxfp4 import E8M0_BIAS, MXFP4_BLOCK, MXFP4Tensor, check_mxfp4, e8m0_exponents
 from dflash_trt.quantization.nvfp4 import NVFP4_BLOCK, NVFP4Tensor
 
@@ -57,7 +57,7 @@ def mxfp4_to_nvfp4(quantized: MXFP4Tensor, name: str, k_max: int | None = None) 
     far = below > EXACT_RANGE
     if far.any():
         shifted = decode_e2m1(blocks[far]).ldexp_(EXACT_RANGE - below[far][:, None])
-        blocks = blocks.index_put((far,), pack_e2m1(encode_e2m1(shifted)))
+        blocks = blocks.index_put((far,), encode_e2m1(shifted))
     # The table of block scales: 2^8 for exponents at the top, 2^-9 for those at the end of the range and beyond.
     powers = torch.tensor([2.0 ** (_TOP - step) for step in range(EXACT_RANGE + 1)], device=scales.device)
     block_scales = powers[below.clamp(max=EXACT_RANGE)].repeat_interleave(MXFP4_BLOCK // NVFP4_BLOCK, dim=-1)

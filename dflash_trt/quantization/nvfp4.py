@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+from torch.nn.functional import threshold
 
 from dflash_trt.quantization.amax import block_amax, refuse_uneven, tensor_amax
-from dflash_trt.quantization.e2m1 import E2M1_MAX, decode_e2m1, encode_e2m1, pack_e2m1
-from dflash_trt.quantization.fp8 import E4M3_MAX, decode_e4m3
+from dflash_trt.quantization.e2m1 import E2M1_MAX, decode_e2m1, encode_e2m1
+from dflash_trt.quantization.fp8 import E4M3_MAX, FP8Tensor, decode_e4m3, dequantize_fp8
 
 NVFP4_BLOCK = 16
 E4M3_MIN = 2.0**-9
@@ -26,7 +27,7 @@ class NVFP4Tensor(NamedTuple):
     """A quantized weight; the fields are named as in a checkpoint.
 
     Attributes:
-        weight: uint8 [..., in / 2], see `pack_e2m1`.
+        weight: uint8 [..., in / 2], see `encode_e2m1`.
         weight_scale: float8_e4m3fn [..., in / 16].
         weight_scale_2: float32 scalar.
     """
@@ -63,18 +64,17 @@ def quantize_nvfp4(weight: torch.Tensor, name: str, weight_scale_2: torch.Tensor
         UserError: the weight has an infinity or a NaN, or does not divide into blocks.
     """
     refuse_uneven(weight, NVFP4_BLOCK, name)
-    amax = tensor_amax(weight, name)
-    scale_2 = nvfp4_scale_2(amax) if weight_scale_2 is None else weight_scale_2
     blocks = weight.reshape(-1, NVFP4_BLOCK)
+    amaxes = torch.cat([block_amax(part) for part in _parts(blocks)])
+    largest = amaxes.max()
+    amax = largest if torch.isfinite(largest) else tensor_amax(weight, name)  # which refuses the weight
+    scale_2 = nvfp4_scale_2(amax) if weight_scale_2 is None else weight_scale_2
+    scales = threshold(amaxes / (E2M1_MAX * scale_2), 0.0, 1.0).clamp_(E4M3_MIN, E4M3_MAX).to(torch.float8_e4m3fn)
+    # Where the product underflows, the block is zeros whatever its codes; ModelOpt casts x / 0 there, and 0 / 0.
+    divisors = dequantize_fp8(FP8Tensor(scales, scale_2)).clamp_(min=_SMALLEST)[:, None]
     packed = torch.empty(len(blocks), NVFP4_BLOCK // 2, dtype=torch.uint8, device=weight.device)
-    scales = torch.empty(len(blocks), dtype=torch.float8_e4m3fn, device=weight.device)
-    at_once = _BLOCKS_AT_ONCE[weight.device.type]
-    for part in (slice(start, start + at_once) for start in range(0, len(blocks), at_once)):
-        scale = block_amax(blocks[part]) / (E2M1_MAX * scale_2)
-        scales[part] = torch.where(scale == 0, 1.0, scale.clamp(E4M3_MIN, E4M3_MAX)).to(torch.float8_e4m3fn)
-        # Where the product underflows, the block is zeros whatever its codes; ModelOpt casts x / 0 there, and 0 / 0.
-        divisor = (decode_e4m3(scales[part]) * scale_2).clamp_(min=_SMALLEST)
-        packed[part] = pack_e2m1(encode_e2m1(blocks[part] / divisor[:, None]))
+    for source, divisor, target in zip(_parts(blocks), _parts(divisors), _parts(packed), strict=True):
+        target.copy_(encode_e2m1(source / divisor))
     leading = weight.shape[:-1]
     return NVFP4Tensor(packed.view(*leading, -1), scales.view(*leading, -1), scale_2)
 
@@ -104,5 +104,9 @@ def fake_quantize_nvfp4(x: torch.Tensor, input_scale: torch.Tensor) -> torch.Ten
     blocks = x.to(wide).reshape(*x.shape[:-1], x.shape[-1] // NVFP4_BLOCK, NVFP4_BLOCK)
     scale = (block_amax(blocks) / (E2M1_MAX * input_scale)).clamp(max=E4M3_MAX).to(torch.float8_e4m3fn)
     divisor = (decode_e4m3(scale) * input_scale)[..., None]
-    codes = encode_e2m1(blocks / divisor.clamp(min=_SMALLEST))
-    return (decode_e2m1(pack_e2m1(codes)) * divisor).flatten(-2).to(x.dtype)
+    packed = encode_e2m1(blocks / divisor.clamp(min=_SMALLEST))
+    return (decode_e2m1(packed) * divisor).flatten(-2).to(x.dtype)
+
+
+def _parts(blocks: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return torch.split(blocks, _BLOCKS_AT_ONCE[blocks.device.type])
