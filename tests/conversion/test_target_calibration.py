@@ -157,7 +157,7 @@ def test_weights_stay_in_their_file(tmp_path: Path) -> None:
 
     before = anonymous_bytes()
     calibrate_target(target, [[1], [2, 3]], [UP], kv_cache=False, progress=measure)
-    assert size > 40e6 and peak - before < size / 4
+    assert size > 40e6 and peak - before < size / 2
 
 
 def anonymous_bytes() -> int:
