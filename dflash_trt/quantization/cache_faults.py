@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 
@@ -33,16 +34,16 @@ def cache_faults(weights: Weights, layers: Sequence[Layer], expectation: Expecta
     with_weights = {layer.module.rpartition(".")[0] for layer in layers if layer.weight is not None}
     for attention, scales in found.items():
         for part, name in scales.items():
-            shape, dtype = list(weights.shape(name)), weights.dtype(name)
-            what = None
+            fault = partial(Fault, file=weights.file_of(name), tensor=name)
+            shape, dtype = weights.shape(name), weights.dtype(name)
             if expectation.cache_algo is None:
                 what = f"is there, but {expectation.source} declares no quantization of the cache"
+                yield fault(("cache scale", "undeclared"), what=what)
             elif name == _tensor(attention, part) and attention not in with_weights:
-                what = f"scales nothing: {attention} has no weight"
-            elif dtype != torch.float32 or tuple(shape) not in SCALAR_SHAPES:
-                what = f"is {type_name(dtype)} {shape}; it must be float32 []"
-            if what is not None:
-                yield Fault(("cache scale", part, what[:2]), weights.file_of(name), name, what)
+                yield fault(("cache scale", "of nothing"), what=f"scales nothing: {attention} has no weight")
+            elif dtype != torch.float32 or shape not in SCALAR_SHAPES:
+                what = f"is {type_name(dtype)} {list(shape)}; it must be float32 []"
+                yield fault(("cache scale", "type"), what=what)
     if expectation.cache_algo is not None:
         yield from _missing(weights, layers, found, expectation)
 
@@ -58,9 +59,8 @@ def _missing(
         for part in CACHE_SCALES:
             if example is not None and part not in scales:
                 file = weights.file_of(tensors.get(attention) or example)
-                what = (
-                    f"is missing; {expectation.source} declares {expectation.cache_algo} caches, and {example} is there"
-                )
+                declared = f"{expectation.source} declares {expectation.cache_algo} caches"
+                what = f"is missing; {declared}, and {example} is there"
                 yield Fault(("cache scale", part, "missing"), file, _tensor(attention, part), what)
 
 

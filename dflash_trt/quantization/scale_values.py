@@ -31,7 +31,7 @@ def value_faults(weights: Weights, layers: Sequence[Layer], positive: bool, prog
     scales = [item for layer in layers for item in layer.scales.items() if weights.dtype(item[1]) in _SCALE_TYPES]
     for done, (part, name) in enumerate(scales):
         progress(done, len(scales))
-        tensor = weights.read(name).flatten()
+        tensor = weights.read(name)
         if _is_sound(tensor):
             continue
         for kind, count in _unsound(tensor).items():
@@ -46,16 +46,16 @@ def _is_sound(scales: torch.Tensor) -> bool:
     if scales.numel() == 0:
         return True
     if scales.dtype in (torch.float8_e4m3fn, *_E8M0):
-        low, high = torch.aminmax(scales.view(torch.uint8))
-        # e4m3 codes from 1 to 126, e8m0 codes below 255.
-        return bool((low >= 1) & (high <= 126)) if scales.dtype == torch.float8_e4m3fn else bool(high < 255)
-    low, high = torch.aminmax(scales)
-    return bool((low > 0) & (high < math.inf))
+        low, high = (bound.item() for bound in torch.aminmax(scales.view(torch.uint8)))
+        # In order of their codes: e4m3 has its positive values from 1 to 126, e8m0 its only NaN at 255.
+        return 1 <= low and high <= 126 if scales.dtype == torch.float8_e4m3fn else high < 255
+    low, high = (bound.item() for bound in torch.aminmax(scales))
+    return 0 < low and high < math.inf
 
 
 def _unsound(scales: torch.Tensor) -> Counter[str]:
     counts: Counter[str] = Counter()
-    for part in torch.split(scales, 1 << 20):
+    for part in torch.split(scales.flatten(), 1 << 20):
         values = _decoded(part)
         counts["not finite"] += int((~torch.isfinite(values)).sum())
         counts["zero"] += int((values == 0).sum())
