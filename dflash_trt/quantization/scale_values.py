@@ -48,9 +48,9 @@ def _is_sound(scales: torch.Tensor) -> bool:
     if scales.dtype in (torch.float8_e4m3fn, *_E8M0):
         low, high = (bound.item() for bound in torch.aminmax(scales.view(torch.uint8)))
         # In order of their codes: e4m3 has its positive values from 1 to 126, e8m0 its only NaN at 255.
-        return 1 <= low and high <= 126 if scales.dtype == torch.float8_e4m3fn else high < 255
+        return low >= 1 and high <= 126 if scales.dtype == torch.float8_e4m3fn else high < 255
     low, high = (bound.item() for bound in torch.aminmax(scales))
-    return 0 < low and high < math.inf
+    return low > 0 and high < math.inf
 
 
 def _unsound(scales: torch.Tensor) -> Counter[str]:
