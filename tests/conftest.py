@@ -12,6 +12,7 @@ from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
 from dflash_trt.engine.build import build_engine
 from dflash_trt.engine.config import BuildConfig
 from dflash_trt.runtime.llm import LLM
+from tests.exports import Exports
 from tests.tiny_models import random_drafter, random_target
 
 TINY = Path(str(files("dflash_trt.examples"))) / "tiny"
@@ -57,3 +58,9 @@ class Engines(dict[str, LLM]):
 def llms(tmp_path_factory: pytest.TempPathFactory) -> Engines:
     """Engines that tests share."""
     return Engines(tmp_path_factory.mktemp("engines"))
+
+
+@pytest.fixture(scope="session")
+def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
+    """Checkpoints by ModelOpt that tests share; they copy what they change."""
+    return Exports(tmp_path_factory.mktemp("exports"))

@@ -19,7 +19,7 @@ from tests.conftest import TINY
 def test_our_failure_is_one_line_and_a_traceback_on_request(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def broken(path: Path) -> None:
+    def broken(*arguments: object) -> None:
         raise RuntimeError("two\nlines")
 
     monkeypatch.setattr("dflash_trt.engine.inspection.describe", broken)
