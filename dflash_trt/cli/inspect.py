@@ -30,7 +30,7 @@ def inspect(path: Path, output_format: str) -> None:
     PATH is any Hugging Face checkpoint in safetensors, a GGUF file, a directory that holds target/ and drafter/, or an
     engine directory. Of quantized checkpoints all scales are read, of none the weights.
     """
-    from dflash_trt.engine.inspection import describe
+    from dflash_trt.inspection.describe import describe
 
     with _late_progress("reading scales") as progress:
         description = describe(path, progress)

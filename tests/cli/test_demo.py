@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dflash_trt.cli.demo import PROMPTS
-from dflash_trt.engine.inspection import describe
+from dflash_trt.inspection.describe import describe
 from tests.cli.invoke import invoke
 
 

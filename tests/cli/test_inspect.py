@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from dflash_trt.cli import inspect as command
 from dflash_trt.cli import progress as bars
-from dflash_trt.engine.inspection import describe
+from dflash_trt.inspection.describe import describe
 from tests.cli.invoke import invoke
 from tests.conftest import TINY
 from tests.exports import Exports, model_of

@@ -22,7 +22,7 @@ def test_our_failure_is_one_line_and_a_traceback_on_request(
     def broken(*arguments: object) -> None:
         raise RuntimeError("two\nlines")
 
-    monkeypatch.setattr("dflash_trt.engine.inspection.describe", broken)
+    monkeypatch.setattr("dflash_trt.inspection.describe.describe", broken)
     result = invoke(capsys, "inspect", tmp_path)
     assert result.status == 1
     assert result.err == (

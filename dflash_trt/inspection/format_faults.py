@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator, Sequence
 
 from dflash_trt.checkpoint.weights import Weights
-from dflash_trt.quantization.expectation import Expectation
-from dflash_trt.quantization.faults import Fault
-from dflash_trt.quantization.layers import Layer, bytes_of, parameters_of
+from dflash_trt.inspection.expectation import Expectation
+from dflash_trt.inspection.faults import Fault
+from dflash_trt.inspection.layers import Layer, bytes_of, parameters_of
 
 
 def format_faults(weights: Weights, layers: Sequence[Layer], expectation: Expectation) -> Iterator[Fault]:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from dflash_trt.checkpoint.declaration import Declaration, read_declaration
 from dflash_trt.checkpoint.weights import SafetensorsWeights
-from dflash_trt.quantization.survey import Count, Survey, survey
+from dflash_trt.inspection.survey import Count, Survey, survey
 from tests.conftest import TINY
 from tests.exports import Exports, model_of
 

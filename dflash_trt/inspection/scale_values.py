@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from dflash_trt.checkpoint.weights import Weights
-from dflash_trt.quantization.faults import Fault
+from dflash_trt.inspection.faults import Fault
+from dflash_trt.inspection.layers import Layer
 from dflash_trt.quantization.fp8 import decode_e4m3
-from dflash_trt.quantization.layers import Layer
 from dflash_trt.quantization.mxfp4 import decode_e8m0
 
 Progress = Callable[[int, int], None]

@@ -16,10 +16,10 @@ from dflash_trt.checkpoint.weights import SafetensorsWeights
 from dflash_trt.engine.directory import is_engine_config, open_engine
 from dflash_trt.engine.weights import open_weights
 from dflash_trt.errors import UserError, access
+from dflash_trt.inspection.layers import read_layers
+from dflash_trt.inspection.scale_values import Progress, nothing
+from dflash_trt.inspection.survey import Count, Survey, count_formats, merged, survey, total
 from dflash_trt.models.pair import drafter_manifest, target_manifest
-from dflash_trt.quantization.layers import read_layers
-from dflash_trt.quantization.scale_values import Progress, nothing
-from dflash_trt.quantization.survey import Count, Survey, count_formats, merged, survey, total
 
 PAIR = ("target", "drafter")
 """The checkpoints in a directory for `build --checkpoint_dir`."""

@@ -10,10 +10,10 @@ from functools import partial
 import torch
 
 from dflash_trt.checkpoint.weights import Weights
-from dflash_trt.quantization.expectation import Expectation
-from dflash_trt.quantization.faults import Fault
-from dflash_trt.quantization.layers import CACHE_SCALES, Layer, type_name
-from dflash_trt.quantization.scale_faults import SCALAR_SHAPES
+from dflash_trt.inspection.expectation import Expectation
+from dflash_trt.inspection.faults import Fault
+from dflash_trt.inspection.layers import CACHE_SCALES, Layer, type_name
+from dflash_trt.inspection.scale_faults import SCALAR_SHAPES
 
 _PROJECTION = re.compile(r"\.[kv]_proj$")
 _NUMBER = re.compile(r"\d+")

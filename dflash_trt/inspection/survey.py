@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from dflash_trt.checkpoint.declaration import Declaration
 from dflash_trt.checkpoint.weights import Weights
-from dflash_trt.quantization.cache_faults import cache_faults
-from dflash_trt.quantization.expectation import Expectation
-from dflash_trt.quantization.faults import Fault, told
-from dflash_trt.quantization.format_faults import format_faults
-from dflash_trt.quantization.layers import QUANTIZED, Layer, bytes_of, parameters_of, read_layers
-from dflash_trt.quantization.scale_faults import mxfp4_faults, scale_faults
-from dflash_trt.quantization.scale_values import Progress, nothing, value_faults
+from dflash_trt.inspection.cache_faults import cache_faults
+from dflash_trt.inspection.expectation import Expectation
+from dflash_trt.inspection.faults import Fault, told
+from dflash_trt.inspection.format_faults import format_faults
+from dflash_trt.inspection.layers import QUANTIZED, Layer, bytes_of, parameters_of, read_layers
+from dflash_trt.inspection.scale_faults import mxfp4_faults, scale_faults
+from dflash_trt.inspection.scale_values import Progress, nothing, value_faults
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from dflash_trt.engine.inspection import describe
 from dflash_trt.examples.smollm2 import DRAFTER, gguf_file
+from dflash_trt.inspection.describe import describe
 from tests.conftest import TINY, Engines
 from tests.tiny_models import random_target
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 
 from dflash_trt.checkpoint.weights import Weights
-from dflash_trt.quantization.expectation import Expectation
-from dflash_trt.quantization.faults import Fault
-from dflash_trt.quantization.layers import CACHE_SCALES, Layer, type_name
+from dflash_trt.inspection.expectation import Expectation
+from dflash_trt.inspection.faults import Fault
+from dflash_trt.inspection.layers import CACHE_SCALES, Layer, type_name
 from dflash_trt.quantization.mxfp4 import MXFP4_BLOCK
 from dflash_trt.quantization.nvfp4 import NVFP4_BLOCK
 
