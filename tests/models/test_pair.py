@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ def target_logits(executor: TorchExecutor, tokens: Tensor) -> Tensor:
     """The target's logits of every token, in chunks of a prompt and one by one."""
     logits = []
     bounds = (0, 7, 14, 21, 22, 23, 24)
-    for start, end in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, end in pairwise(bounds):
         rows = torch.arange(end - start).expand(len(tokens), -1)
         where = span([start] * len(tokens), end - start)
         chunk = tokens[:, start:end]
