@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
+from dflash_trt.checkpoint.quantization_config import QuantAlgo
 from dflash_trt.engine.build import build_engine
 from dflash_trt.engine.config import BuildConfig
 from dflash_trt.runtime.llm import LLM
@@ -16,6 +17,13 @@ from tests.exports import Exports
 from tests.tiny_models import random_drafter, random_target
 
 TINY = Path(str(files("dflash_trt.examples"))) / "tiny"
+
+QUANTIZED: dict[str, tuple[tuple[QuantAlgo, bool], tuple[QuantAlgo | None, bool]]] = {
+    "FP8": (("FP8", False), ("NVFP4", False)),
+    "NVFP4": (("NVFP4", False), (None, False)),
+    "FP8 caches": (("W4A16_NVFP4", True), ("FP8", True)),
+}
+"""Of target and drafter: the format of linear layers, and whether the cache is FP8."""
 
 torch.set_num_threads(1)
 
@@ -33,7 +41,7 @@ class Engines(dict[str, LLM]):
     """Loaded float64 engines by name, each built when first asked for.
 
     "llama" and "qwen3" are random pairs, whose checkpoints are in `root`/NAME/target and drafter; "tiny" is the trained
-    pair.
+    pair. Those of `QUANTIZED` are random Llama pairs, the target quantized by ModelOpt.
     """
 
     def __init__(self, root: Path) -> None:
@@ -46,6 +54,21 @@ class Engines(dict[str, LLM]):
             self[name] = build_pair(
                 directory / "engine", TINY / "target", TINY / "drafter", max_seq_len=512, max_num_tokens=64
             )
+        elif name in QUANTIZED:
+            # Which imports ModelOpt, and that takes seconds.
+            from tests.quantized_models import quantized_drafter, quantized_target
+
+            (algo, fp8_cache), (drafter_algo, drafter_fp8_cache) = QUANTIZED[name]
+            target = quantized_target(directory / "target", algo, fp8_cache=fp8_cache, num_hidden_layers=2)
+            quantized_drafter(
+                directory / "drafter",
+                target,
+                drafter_algo,
+                fp8_cache=drafter_fp8_cache,
+                num_hidden_layers=1,
+                target_layer_ids=(0, 1),
+            )
+            self[name] = build_pair(directory / "engine", directory / "target", directory / "drafter")
         else:
             overrides = {"llama": {"attention_bias": True}, "qwen3": {"tie_word_embeddings": True}}[name]
             target = random_target(directory / "target", name, **overrides)

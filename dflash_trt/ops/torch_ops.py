@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 
 import torch
 import torch.nn.functional as F
@@ -24,7 +25,7 @@ class TorchOps:
         if isinstance(weight, (FP8Tensor, NVFP4Tensor)):
             return _quantized_linear(x, weight, linear)
         if x.device.type == "cpu" and weight.shape[0] > _TALL and x.numel() // x.shape[-1] in _FEW_ROWS:
-            return _in_parts(x, weight.split(_PART), linear.bias)
+            return _in_parts(x, torch.split(weight, _PART), _PART, linear.bias)
         return F.linear(x, weight, linear.bias)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -108,7 +109,7 @@ def _quantized_linear(x: Tensor, weight: FP8Tensor | NVFP4Tensor, linear: Linear
         fake_quantize = fake_quantize_fp8 if isinstance(weight, FP8Tensor) else fake_quantize_nvfp4
         x = fake_quantize(x, linear.input_scale)
     rows = max(1, _DECODED // x.shape[-1]) if x.device.type == "cpu" else len(weight.weight)
-    return _in_parts(x, _decoded(weight, rows, x.dtype), linear.bias)
+    return _in_parts(x, _decoded(weight, rows, x.dtype), rows, linear.bias)
 
 
 def _decoded(weight: FP8Tensor | NVFP4Tensor, rows: int, dtype: torch.dtype) -> Iterator[Tensor]:
@@ -121,10 +122,10 @@ def _decoded(weight: FP8Tensor | NVFP4Tensor, rows: int, dtype: torch.dtype) -> 
             yield dequantize_nvfp4(weight._replace(weight=codes, weight_scale=scales), dtype)
 
 
-def _in_parts(x: Tensor, parts: Iterable[Tensor], bias: Tensor | None) -> Tensor:
-    """x times a weight that comes as parts of its rows."""
-    joined = torch.cat([F.linear(x, part) for part in parts], dim=-1)
-    return joined if bias is None else joined + bias
+def _in_parts(x: Tensor, parts: Iterable[Tensor], rows: int, bias: Tensor | None) -> Tensor:
+    """The layer whose weight comes `rows` rows at a time."""
+    biases = repeat(None) if bias is None else torch.split(bias, rows)
+    return torch.cat([F.linear(x, *part) for part in zip(parts, biases, strict=False)], dim=-1)
 
 
 def _stored(x: Tensor, scale: Tensor | None) -> Tensor:

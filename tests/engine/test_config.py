@@ -8,7 +8,7 @@ from dflash_trt.runtime.torch_executor import TorchExecutor
 from tests.conftest import Engines
 
 
-@pytest.mark.parametrize("name", ["llama", "tiny"])
+@pytest.mark.parametrize("name", ["llama", "tiny", "FP8", "FP8 caches"])
 def test_cache_bytes_are_what_the_executor_allocates(llms: Engines, name: str) -> None:
     executor = llms[name].executor
     assert isinstance(executor, TorchExecutor)

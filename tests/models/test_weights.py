@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +16,16 @@ from safetensors.torch import load_file, save_file
 
 from dflash_trt.checkpoint.drafter import DrafterConfig
 from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
+from dflash_trt.checkpoint.quantization_config import QuantizationConfig
+from dflash_trt.checkpoint.target import TargetConfig
 from dflash_trt.errors import UserError
 from dflash_trt.examples.smollm2 import DRAFTER
 from dflash_trt.models import dflash
 from dflash_trt.models.pair import drafter_manifest, target_manifest
-from dflash_trt.models.weights import Manifest
+from dflash_trt.models.weights import UNREACHED, CheckpointLoader, Manifest
+from dflash_trt.quantization.nvfp4 import NVFP4Tensor
 from tests.checkpoint import tiny_gguf
+from tests.conftest import QUANTIZED, Engines
 from tests.models.test_dflash import as_speculators
 from tests.tiny_models import random_drafter, random_target
 
@@ -236,3 +242,145 @@ def test_refuses_weights_of_another_speculator(
     directory = speculators(tmp_path, tokens=40)
     rewrite(directory, **change)
     assert refusal(drafter_of, directory) in (f"{directory}: {message}", f"{directory}/{message}")
+
+
+UP = "model.layers.0.mlp.up_proj"
+KEY = "model.layers.0.self_attn.k_proj"
+VALUES = [f"model.layers.{layer}.self_attn.v_proj" for layer in (0, 1)]
+E4M3 = torch.float8_e4m3fn
+NO_CONFIG = (
+    "a quantized weight's, and the checkpoint does not say how it is quantized; it lacks hf_quant_config.json, or a "
+    "quantization_config in its config.json"
+)
+NO_PLACE = "has no place in the model that the config describes"
+NEEDED = "a scalar that the config's quantization needs"
+
+
+def quantized_copy(llms: Engines, name: str, directory: Path) -> Path:
+    """ModelOpt's export of a target, to be changed."""
+    checkpoint = llms[name].engine.path.parent / "target"
+    return Path(shutil.copytree(checkpoint, directory))
+
+
+def requantize(directory: Path, **changes: Any) -> None:
+    """Change what config.json says of the quantization."""
+    config = json.loads((directory / "config.json").read_text())
+    quantization = TargetConfig.from_pretrained(directory).quantization
+    assert quantization is not None
+    config["quantization_config"] = replace(quantization, **changes).to_quantization_config()
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+@pytest.mark.parametrize("engine", QUANTIZED)
+def test_reads_all_of_quantized_checkpoints(llms: Engines, engine: str) -> None:
+    root = llms[engine].engine.path.parent
+    for manifest in (target_of(root / "target"), drafter_of(root / "drafter")):
+        weights = manifest.weights
+        read = manifest.floats | manifest.quantized | manifest.scales
+        assert {name: weights.shape(name) for name in weights.names()} == read
+        assert {weights.dtype(name) for name in manifest.floats | manifest.scales} == {torch.float32}
+        assert {weights.dtype(name) for name in manifest.quantized} <= {torch.uint8, E4M3}
+        assert all(weights.shape(name) == () for name in manifest.scales)
+
+
+def test_a_scale_may_be_a_vector_of_one(llms: Engines, tmp_path: Path) -> None:
+    directory = quantized_copy(llms, "NVFP4", tmp_path / "copy")
+    scalars = {name: t.reshape(1) for name, t in load_file(directory / FILE).items() if t.ndim == 0}
+    rewrite(directory, **scalars)
+    assert target_of(directory).scales == dict.fromkeys(scalars, (1,))
+    linear = CheckpointLoader(open_target(directory).weights, lambda tensor: tensor).linear(UP, 80, 48)
+    assert isinstance(linear.weight, NVFP4Tensor) and linear.input_scale is not None
+    assert linear.weight.weight_scale_2.shape == linear.input_scale.shape == ()
+
+
+@pytest.mark.parametrize(
+    ("engine", "tensor", "value", "message"),
+    [
+        ("NVFP4", f"{UP}.weight", torch.ones(80, 48).to(E4M3), f"has type float8_e4m3fn; the config says that {UP} is NVFP4, which is uint8"),
+        ("NVFP4", f"{UP}.weight", torch.ones(80, 48).bfloat16(), f"has type bfloat16; the config says that {UP} is NVFP4, which is uint8"),
+        ("FP8", f"{UP}.weight", torch.ones(80, 24).byte(), f"has type uint8; the config says that {UP} is FP8, which is float8_e4m3fn"),
+        ("NVFP4", "lm_head.weight", torch.ones(97, 24).byte(), "has type uint8, a quantized weight's; the config leaves lm_head unquantized"),
+        ("FP8", "lm_head.weight", torch.ones(97, 48).to(E4M3), "has type float8_e4m3fn, a quantized weight's; the config leaves lm_head unquantized"),
+        ("NVFP4", f"{UP}.weight_scale", torch.ones(80, 2).to(E4M3), "has shape [80, 2]; the config makes it [80, 3]"),
+        ("NVFP4", f"{UP}.weight_scale", torch.ones(40, 3).to(E4M3), "has shape [40, 3]; the config makes it [80, 3]"),
+        ("NVFP4", f"{UP}.weight_scale", torch.ones(80, 3), "has type float32; it must be float8_e4m3fn"),
+        ("NVFP4", f"{UP}.weight", torch.ones(80, 48).byte(), "has shape [80, 48]; the config makes it [80, 24]"),
+        ("FP8", f"{UP}.weight_scale", torch.ones(80), "has shape [80]; the config makes it []"),
+        ("FP8", f"{UP}.weight_scale", torch.tensor(1.0).bfloat16(), "has type bfloat16; it must be float32"),
+        ("FP8 caches", f"{UP}.input_scale", torch.tensor(1.0), f"{NO_PLACE}, which quantizes no activations of this layer"),
+        ("FP8", f"{KEY}.k_scale", torch.tensor(1.0), f"{NO_PLACE}, which has no kv_cache_quant_algo"),
+    ],
+)  # fmt: skip
+def test_refuses_a_tensor_that_the_quantization_does_not_make(
+    llms: Engines, tmp_path: Path, engine: str, tensor: str, value: torch.Tensor, message: str
+) -> None:
+    directory = quantized_copy(llms, engine, tmp_path / "copy")
+    rewrite(directory, **{tensor: value})
+    assert refusal(target_of, directory) == f"{directory}/{FILE}: tensor {tensor} {message}"
+
+
+@pytest.mark.parametrize(
+    ("engine", "tensor", "message"),
+    [
+        ("NVFP4", f"{UP}.weight", ", of shape [80, 24]"),
+        ("NVFP4", f"{UP}.weight_scale", ", of shape [80, 3]"),
+        ("NVFP4", f"{UP}.weight_scale_2", f", {NEEDED}"),
+        ("FP8", f"{UP}.weight_scale", f", {NEEDED}"),
+        ("FP8", f"{UP}.input_scale", f": {UNREACHED}"),
+        ("NVFP4", f"{UP}.input_scale", f": {UNREACHED}"),
+        ("FP8 caches", f"{KEY}.k_scale", f", {NEEDED}"),
+        ("FP8 caches", f"{VALUES[1]}.v_scale", f", {NEEDED}"),
+    ],
+)
+def test_refuses_a_quantized_layer_that_lacks_a_part(
+    llms: Engines, tmp_path: Path, engine: str, tensor: str, message: str
+) -> None:
+    directory = quantized_copy(llms, engine, tmp_path / "copy")
+    rewrite(directory, **{tensor: None})
+    assert refusal(target_of, directory) == f"{directory}: lacks the tensor {tensor}{message}"
+
+
+@pytest.mark.parametrize(
+    ("engine", "changes", "message"),
+    [
+        ("NVFP4", {"exclude_modules": ("lm_head", "*.mlp.*")}, "gate_proj.weight has type uint8, a quantized weight's; the config leaves"),
+        ("NVFP4", {"exclude_modules": ()}, "tensor lm_head.weight has type float32; the config says that lm_head is NVFP4"),
+        ("NVFP4", {"quant_algo": "FP8"}, "q_proj.weight has type uint8; the config says that model.layers.0.self_attn.q_proj is FP8"),
+        ("NVFP4", {"quant_algo": "W4A16_NVFP4"}, f"input_scale {NO_PLACE}, which quantizes no activations"),
+        ("FP8 caches", {"quant_algo": "NVFP4"}, f"q_proj.input_scale: {UNREACHED}"),
+        ("FP8 caches", {"kv_cache_quant_algo": None}, f"k_proj.k_scale {NO_PLACE}, which has no kv_cache_quant_algo, the first of 4 such"),
+        ("FP8", {"kv_cache_quant_algo": "FP8"}, f"lacks the tensor {KEY}.k_scale, {NEEDED}"),
+        ("FP8", {"quant_algo": None, "kv_cache_quant_algo": "FP8"}, "q_proj.weight has type float8_e4m3fn, a quantized weight's; the config leaves"),
+    ],
+)  # fmt: skip
+def test_refuses_a_quantization_config_that_is_not_true(
+    llms: Engines, tmp_path: Path, engine: str, changes: dict[str, Any], message: str
+) -> None:
+    directory = quantized_copy(llms, engine, tmp_path / "copy")
+    requantize(directory, **changes)
+    assert message in refusal(target_of, directory)
+
+
+@pytest.mark.parametrize(("engine", "dtype"), [("NVFP4", "uint8"), ("FP8", "float8_e4m3fn")])
+def test_refuses_quantized_weights_without_a_config(llms: Engines, tmp_path: Path, engine: str, dtype: str) -> None:
+    directory = quantized_copy(llms, engine, tmp_path / "copy")
+    config = json.loads((directory / "config.json").read_text())
+    del config["quantization_config"]
+    (directory / "config.json").write_text(json.dumps(config))
+    assert target_of(directory).quantized  # hf_quant_config.json says the same
+    (directory / "hf_quant_config.json").unlink()
+    query = "model.layers.0.self_attn.q_proj.weight"
+    assert refusal(target_of, directory) == f"{directory}/{FILE}: tensor {query} has type {dtype}, {NO_CONFIG}"
+
+
+def test_refuses_rows_that_do_not_divide_into_blocks(tmp_path: Path) -> None:
+    random_target(tmp_path, hidden_size=40)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = QuantizationConfig("NVFP4", None, ("lm_head",)).to_quantization_config()
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    query = "model.layers.0.self_attn.q_proj"
+    rewrite(tmp_path, **{f"{query}.weight": torch.ones(64, 20, dtype=torch.uint8)})
+    assert refusal(target_of, tmp_path) == (
+        f"{tmp_path}/{FILE}: tensor {query}.weight has type uint8 and 40 inputs, no multiple of the 16 that share a "
+        f"scale in NVFP4; the config must exclude {query}"
+    )

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from dflash_trt.ops.base import LayerCache, Linear, RotaryTable
 from dflash_trt.ops.torch_ops import TorchOps
+from dflash_trt.quantization.fp8 import FP8Tensor, dequantize_fp8, quantize_fp8
+from dflash_trt.quantization.nvfp4 import dequantize_nvfp4, quantize_nvfp4
 from tests.models.eager import span
 
 OPS = TorchOps()
@@ -24,6 +26,48 @@ def test_linear_of_a_vocabulary(rows: int, bias: bool) -> None:
     x, weight = torch.randn(1, rows, 24, dtype=torch.float64), torch.randn(9001, 24, dtype=torch.float64)
     linear = Linear(weight, torch.randn(9001, dtype=torch.float64) if bias else None)
     torch.testing.assert_close(OPS.linear(x, linear), F.linear(x, weight, linear.bias))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("algo", ["FP8", "NVFP4"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_linear_of_a_quantized_weight(dtype: torch.dtype, algo: str, bias: bool) -> None:
+    """Decoded in parts: of 64 columns, 9,001 rows are more than one. The bytes are held to ModelOpt's elsewhere."""
+    weight, x = torch.randn(9001, 64), torch.randn(2, 3, 64, dtype=dtype)
+    packed = quantize_fp8(weight, "w") if algo == "FP8" else quantize_nvfp4(weight, "w")
+    decoded = dequantize_fp8(packed, dtype) if isinstance(packed, FP8Tensor) else dequantize_nvfp4(packed, dtype)
+    linear = Linear(packed, torch.randn(9001, dtype=dtype) if bias else None)
+    torch.testing.assert_close(OPS.linear(x, linear), F.linear(x, decoded, linear.bias))
+
+
+def test_linear_quantizes_what_it_is_given_where_it_has_a_scale() -> None:
+    """In e4m3 times a half, 0.1 is 0.203125 / 2 and 1,000 the largest there is; in e2m1 a block is scaled by its amax."""
+    x, scale = torch.tensor([[0.1, 1000.0, -1000.0, 0.0] * 8]), torch.tensor(0.5)
+    identity = torch.eye(32)
+    fp8 = Linear(FP8Tensor(identity.to(torch.float8_e4m3fn), torch.tensor(1.0)), input_scale=scale)
+    assert OPS.linear(x, fp8)[0, :4].tolist() == [0.1015625, 224.0, -224.0, 0.0]
+    assert torch.equal(OPS.linear(x, Linear(fp8.weight)), x)
+    nvfp4 = Linear(quantize_nvfp4(identity, "w"), input_scale=scale)
+    actual = OPS.linear(x, nvfp4)[0, :4]  # the block's scale is e4m3(1000 / 3) = 320
+    torch.testing.assert_close(actual, torch.tensor([0.0, 960.0, -960.0, 0.0]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_fp8_cache(dtype: torch.dtype) -> None:
+    """Keys and values are rounded to e4m3 in units of their scales, and clipped; attention sees them so."""
+    zeros = torch.zeros(2, 1, 6, 4, dtype=torch.float8_e4m3fn)
+    cache = LayerCache(zeros.clone(), zeros.clone(), torch.tensor(0.25), torch.tensor(2.0))
+    where = span([3], 1, [1])
+    k = torch.tensor([0.26, -300.0, 19.0, 0.0], dtype=dtype).view(1, 1, 1, 4)
+    cache = OPS.kv_cache_update(cache, k, 4 * k, where)
+    assert cache.keys.dtype == cache.values.dtype == torch.float8_e4m3fn and cache.keys.nbytes == 2 * 6 * 4
+    assert cache.keys[1, 0, 3].tolist() == [1.0, -448.0, 80.0, 0.0]  # 1.04, -1200, 76 (a tie, to even), 0
+    assert cache.values[1, 0, 3].tolist() == [0.5, -448.0, 40.0, 0.0]  # 0.52, -600, 38 (a tie), 0
+    assert not cache.keys[0].float().any() and not cache.keys[1, :, :3].float().any()
+    only_it = torch.zeros(1, 1, 1, 4, dtype=torch.bool)
+    only_it[..., 3] = True
+    seen = OPS.attention(torch.ones(1, 1, 1, 4, dtype=dtype), cache, where, only_it)
+    assert seen.dtype == dtype and seen.flatten().tolist() == [1.0, -896.0, 80.0, 0.0]
 
 
 @given(

@@ -12,11 +12,14 @@ import pytest
 
 from dflash_trt.runtime.llm import LLM
 from dflash_trt.runtime.sampling import SamplingParams
+from tests.conftest import QUANTIZED
 from tests.runtime.scripted_drafter import ScriptedDrafter
 
 CASES_PER_BATCH = 8
-BATCHES = 3
-"""3 targets x 3 drafters x 3 batches of 8: 216 cases."""
+BATCHES = [(name, batch) for name in ("llama", "qwen3", "tiny") for batch in range(3)] + [
+    (name, 0) for name in QUANTIZED
+]
+"""With 3 drafters and 8 cases a batch: 216 cases of 3 unquantized targets, 72 of 3 quantized ones."""
 
 
 def random_case(rng: random.Random, vocab_size: int) -> tuple[list[int], SamplingParams]:
@@ -41,9 +44,8 @@ def tokens_of(llm: LLM, prompts: list[list[int]], params: list[SamplingParams], 
     return [output.outputs[0].token_ids for output in llm.generate(prompts, params, verify_window=window)]
 
 
-@pytest.mark.parametrize("batch", range(BATCHES))
 @pytest.mark.parametrize("drafter", ["own", "half-good", "perfect"])
-@pytest.mark.parametrize("name", ["llama", "qwen3", "tiny"])
+@pytest.mark.parametrize(("name", "batch"), BATCHES)
 def test_speculation_changes_no_token(
     llms: dict[str, LLM], name: str, drafter: str, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,14 +76,16 @@ def test_fewer_slots_than_prompts(llms: dict[str, LLM], max_batch_size: int, mon
     assert tokens_of(llm, prompts, params, llm.executor.block_size) == expected
 
 
-def test_chunks_of_the_prompt_change_no_token(llms: dict[str, LLM], monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = llms["tiny"]
-    prompt = [random.Random(1).randrange(3, 500) for _ in range(61)]
+@pytest.mark.parametrize("name", ["tiny", *QUANTIZED])
+def test_chunks_of_the_prompt_change_no_token(llms: dict[str, LLM], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = llms[name]
+    vocab_size = llm.engine.config.pretrained_config.vocab_size
+    prompt = [random.Random(1).randrange(3, vocab_size) for _ in range(61)]
     params = [SamplingParams(max_tokens=24, temperature=1.0, seed=1)]
-    expected = tokens_of(llm, [prompt], params, 8)
+    expected = tokens_of(llm, [prompt], params, llm.executor.block_size)
     for chunk in (1, 7, 60, 61):
         monkeypatch.setattr(llm.executor, "max_num_tokens", chunk)
-        assert tokens_of(llm, [prompt], params, 8) == expected
+        assert tokens_of(llm, [prompt], params, llm.executor.block_size) == expected
 
 
 def test_seed_decides_sampled_outputs(llms: dict[str, LLM]) -> None:
