@@ -11,7 +11,19 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dflash_trt"
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
-FLOORS = ["errors", "checkpoint", "quantization", "ops", "models", "engine", "runtime", "conversion", "examples", "cli"]
+FLOORS = [
+    "errors",
+    "checkpoint",
+    "quantization",
+    "ops",
+    "models",
+    "engine",
+    "runtime",
+    "conversion",
+    "benchmarking",
+    "examples",
+    "cli",
+]
 """Lowest first: a module imports from its own floor and from those below."""
 
 
