@@ -18,7 +18,7 @@ setup(
     python_requires=">=3.10,<3.14",
     packages=[*find_packages(include=["dflash_trt", "dflash_trt.*"]), "dflash_trt.examples"],
     package_dir={"dflash_trt.examples": "examples"},
-    package_data={"dflash_trt.examples": ["smollm2-135m/drafter/*", "tiny/target/*", "tiny/drafter/*"]},
+    package_data={"dflash_trt.examples": ["smollm2-135m/drafter/*", "smollm2-135m/*.jsonl", "tiny/target/*", "tiny/drafter/*"]},
     install_requires=[
         "torch>=2.9",
         "transformers>=5.0",

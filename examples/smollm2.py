@@ -15,7 +15,10 @@ from dflash_trt.checkpoint.safetensors_writer import TensorSpec, write_safetenso
 from dflash_trt.checkpoint.tokenizer import save_tokenizer
 from dflash_trt.errors import UserError
 
-DRAFTER = Path(str(files("dflash_trt.examples"))) / "smollm2-135m" / "drafter"
+_DIRECTORY = Path(str(files("dflash_trt.examples"))) / "smollm2-135m"
+DRAFTER = _DIRECTORY / "drafter"
+CALIBRATION = _DIRECTORY / "calibration.jsonl"
+"""Conversations to calibrate a quantization with: questions about Python and the model's own greedy answers."""
 
 
 def gguf_file() -> Path:
