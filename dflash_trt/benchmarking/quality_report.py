@@ -45,7 +45,7 @@ class QualityReport:
 
 
 def check_report_file(path: Path) -> None:
-    """See that a report can be written where none may be yet: directories are made.
+    """See that a report can be written here when it is made; directories that are missing will be made too.
 
     Raises:
         UserError: it is a directory, or the system refuses.
@@ -67,5 +67,8 @@ def write_report(report: QualityReport, path: Path) -> None:
     new = path.with_name(f"{path.name}.partial")
     with access(path, "written"):
         path.parent.mkdir(parents=True, exist_ok=True)
-        new.write_text(json.dumps(report.to_dict(), indent=2) + "\n")
-        os.replace(new, path)
+        try:
+            new.write_text(json.dumps(report.to_dict(), indent=2) + "\n")
+            os.replace(new, path)
+        finally:
+            new.unlink(missing_ok=True)

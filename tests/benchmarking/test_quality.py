@@ -19,11 +19,14 @@ from dflash_trt.benchmarking.quality import (
 )
 from dflash_trt.benchmarking.quality_report import QualityReport
 from dflash_trt.checkpoint.open_checkpoint import open_target
-from dflash_trt.conversion.plan import QFormat
+from dflash_trt.conversion.convert import plan_conversion
+from dflash_trt.conversion.plan import Formats, QFormat
 from dflash_trt.errors import UserError
 from dflash_trt.runtime.llm import LLM
 from dflash_trt.runtime.sampling import SamplingParams
 from tests.benchmarking.conftest import models
+from tests.checkpoint import tiny_gguf
+from tests.checkpoint.test_gguf_tokenizer import BYTE_LEVEL
 from tests.conftest import build_pair
 from tests.tiny_models import random_drafter, random_target
 
@@ -85,6 +88,22 @@ def test_without_a_drafter_nothing_is_decoded(trained: Path, converted: Convert,
     report = measure_quality(replace(original, drafter=None), replace(after, drafter=None), text, memory=ENOUGH)
     assert report.not_run == {"acceptance": "no drafter was converted"}
     assert report.text is not None and report.weights.keys() == report.original.keys() == {"target"}
+
+
+def test_of_a_gguf_target(tmp_path: Path) -> None:
+    """Its tensors are unpacked to float32, of which BF16 loses something too."""
+    tiny_gguf.write(tmp_path / "model.gguf", changes=BYTE_LEVEL)
+    original = Models(open_target(tmp_path / "model.gguf"), None)
+    (tmp_path / "text.txt").write_text("abcdefgh")
+    text = read_held_out_text(tmp_path / "text.txt", original.target, size=1, max_length=9, dtype=torch.float32)
+    errors = []
+    for qformat in ("bf16", "w4a16_nvfp4"):
+        plan_conversion(original.target, Formats(qformat), None, Formats("bf16"), None, tmp_path / qformat).run()
+        after = Models(open_target(tmp_path / qformat / "target"), None)
+        report = measure_quality(original, after, text, memory=ENOUGH)
+        assert report.text is not None and report.text.tokens == len(text.samples[0]) - 1
+        errors.append(report.weights["target"].formats[0].median_relative_error)
+    assert 0 < errors[0] < 0.01 < errors[1] < 0.2
 
 
 def test_what_does_not_fit_is_not_run(

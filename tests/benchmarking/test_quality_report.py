@@ -94,11 +94,21 @@ def test_a_place_is_checked_and_left_as_it_was(tmp_path: Path) -> None:
     assert (tmp_path / "old.json").read_text() == "old"
 
 
+def test_a_report_that_cannot_be_finished_leaves_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    file.mkdir()
+    with pytest.raises(UserError, match=r"report\.json: cannot be written"):
+        write_report(REPORT, file)
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+
+
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is a directory; give --report a file"):
         check_report_file(tmp_path)
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file/report\.json: cannot be written \(Not a directory\)"):
         check_report_file(tmp_path / "file" / "report.json")
+    with pytest.raises(UserError, match=r"file/report\.json: cannot be written"):
+        write_report(REPORT, tmp_path / "file" / "report.json")
     with pytest.raises(UserError, match=r"/proc/report\.json: cannot be written"):
         check_report_file(Path("/proc/report.json"))
