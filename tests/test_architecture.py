@@ -21,6 +21,7 @@ FLOORS = [
     "inspection",
     "runtime",
     "conversion",
+    "benchmarking",
     "examples",
     "cli",
 ]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from dflash_trt.cli.options import directory
 
 if TYPE_CHECKING:
+    from dflash_trt.benchmarking.quality import Models
     from dflash_trt.conversion.convert import Conversion
     from dflash_trt.conversion.plan import KVCacheQFormat, QFormat
 
@@ -62,6 +65,26 @@ _kv_cache_qformat = click.Choice(["none", "fp8"])
 )
 @click.option("--calib_size", type=click.IntRange(1), default=128, show_default=True, help="Samples taken from it.")
 @click.option("--calib_seq_len", type=click.IntRange(2), default=512, show_default=True, help="Tokens of a sample.")
+@click.option(
+    "--report",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Measure what the conversion cost, print it, and write it to this JSON file.",
+)
+@click.option(
+    "--report_dataset",
+    type=click.Path(path_type=Path),
+    help="Held-out text, read as --calib_dataset is: originals and converted models are run on it, on this CPU.  "
+    "[default: only weights are compared]",
+)
+@click.option("--report_size", type=click.IntRange(1), default=16, show_default=True, help="Samples taken from it.")
+@click.option("--report_seq_len", type=click.IntRange(2), default=512, show_default=True, help="Tokens of a sample.")
+@click.option(
+    "--report_dtype",
+    type=click.Choice(["float32", "bfloat16"]),
+    default="float32",
+    show_default=True,
+    help="What originals and converted models are run in; packed weights and FP8 caches stay what they are.",
+)
 @click.option("--resume", is_flag=True, help="Go on with a conversion that broke off; start one where there is none.")
 def convert(
     target_dir: Path,
@@ -76,6 +99,11 @@ def convert(
     calib_dataset: Path | None,
     calib_size: int,
     calib_seq_len: int,
+    report: Path | None,
+    report_dataset: Path | None,
+    report_size: int,
+    report_seq_len: int,
+    report_dtype: str,
     resume: bool,
 ) -> None:
     """Quantize a target and its drafter, each to its own format.
@@ -83,15 +111,29 @@ def convert(
     Writes checkpoints in ModelOpt's unified layout, which `dflash-trt build`, TensorRT-LLM, vLLM and SGLang load. One
     file of the source is in memory at a time.
     """
+    import torch
+
+    from dflash_trt.benchmarking.quality import Models, machine_memory, measure_quality, read_held_out_text
+    from dflash_trt.benchmarking.quality_report import check_report_file, write_report
     from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
+    from dflash_trt.cli.quality_table import print_quality
     from dflash_trt.conversion.convert import CalibrationData, plan_conversion
     from dflash_trt.conversion.plan import Formats
 
-    _refuse_idle_options(drafter_dir, calib_dataset)
+    _refuse_idle_options(drafter_dir, calib_dataset, report, report_dataset)
+    original = Models(open_target(target_dir), None if drafter_dir is None else open_drafter(drafter_dir))
+    text = None
+    if report is not None:
+        check_report_file(report)
+    if report_dataset is not None:
+        dtype = getattr(torch, report_dtype)
+        text = read_held_out_text(
+            report_dataset, original.target, size=report_size, max_length=report_seq_len, dtype=dtype
+        )
     conversion = plan_conversion(
-        open_target(target_dir),
+        original.target,
         Formats(qformat, kv_cache_qformat, exclude_modules),
-        None if drafter_dir is None else open_drafter(drafter_dir),
+        original.drafter,
         Formats(drafter_qformat, drafter_kv_cache_qformat, drafter_exclude_modules),
         None if calib_dataset is None else CalibrationData(calib_dataset, calib_size, calib_seq_len),
         output_dir,
@@ -99,16 +141,26 @@ def convert(
     )
     for line in run(conversion):
         click.echo(line)
+    if report is not None:
+        found = measure_quality(original, _converted(conversion), text, memory=machine_memory(), bar=_bar)
+        write_report(found, report)
+        print_quality(found)
+
+
+def _converted(conversion: Conversion) -> Models:
+    from dflash_trt.benchmarking.quality import Models
+    from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
+
+    target, drafter = conversion.output_dir / "target", conversion.output_dir / "drafter"
+    return Models(open_target(target), None if conversion.drafter is None else open_drafter(drafter))
 
 
 def run(conversion: Conversion) -> list[str]:
     """Run a conversion with progress bars; what it made, in lines."""
-    from dflash_trt.cli.progress import bytes_progress, count_progress
     from dflash_trt.conversion.convert import summary, unfinished_dir
 
-    bars = {"bytes": bytes_progress, "samples": count_progress}
     try:
-        calibrations = conversion.run(lambda what, total, unit: bars[unit](what, total))
+        calibrations = conversion.run(_bar)
     except BaseException:
         unfinished = unfinished_dir(conversion.output_dir)
         if unfinished.exists():
@@ -121,18 +173,28 @@ def run(conversion: Conversion) -> list[str]:
     ]
 
 
-def _refuse_idle_options(drafter_dir: Path | None, calib_dataset: Path | None) -> None:
+def _bar(what: str, total: int, unit: Literal["bytes", "samples"]) -> AbstractContextManager[Callable[[int], None]]:
+    from dflash_trt.cli.progress import bytes_progress, count_progress
+
+    return bytes_progress(what, total) if unit == "bytes" else count_progress(what, total)
+
+
+def _refuse_idle_options(
+    drafter_dir: Path | None, calib_dataset: Path | None, report: Path | None, report_dataset: Path | None
+) -> None:
     """An option that would do nothing is a mistake."""
     context = click.get_current_context()
 
     def given(name: str) -> bool:
         return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
-    if drafter_dir is None:
-        for name in ("drafter_qformat", "drafter_kv_cache_qformat", "drafter_exclude_modules"):
-            if given(name):
-                raise click.UsageError(f"--{name} needs --drafter_dir")
-    if calib_dataset is None:
-        for name in ("calib_size", "calib_seq_len"):
-            if given(name):
-                raise click.UsageError(f"--{name} needs --calib_dataset")
+    needed = {
+        "drafter_dir": (drafter_dir, ("drafter_qformat", "drafter_kv_cache_qformat", "drafter_exclude_modules")),
+        "calib_dataset": (calib_dataset, ("calib_size", "calib_seq_len")),
+        "report": (report, ("report_dataset",)),
+        "report_dataset": (report_dataset, ("report_size", "report_seq_len", "report_dtype")),
+    }
+    for option, (value, idle) in needed.items():
+        for name in idle:
+            if value is None and given(name):
+                raise click.UsageError(f"--{name} needs --{option}")

@@ -1,0 +1,1 @@
+"""Measuring what was made: what a conversion cost in quality."""
