@@ -19,7 +19,7 @@ from tests.tiny_models import random_drafter, random_target
 TINY = Path(str(files("dflash_trt.examples"))) / "tiny"
 
 QUANTIZED: dict[str, tuple[tuple[QuantAlgo, bool], tuple[QuantAlgo | None, bool]]] = {
-    "FP8": (("FP8", False), ("NVFP4", False)),
+    "FP8": (("FP8", False), ("NVFP4", True)),
     "NVFP4": (("NVFP4", False), (None, False)),
     "FP8 caches": (("W4A16_NVFP4", True), ("FP8", True)),
 }

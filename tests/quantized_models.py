@@ -56,12 +56,13 @@ def quantized_target(
 def quantized_drafter(
     directory: Path, target: Any, algo: QuantAlgo | None, *, fp8_cache: bool = False, **overrides: Any
 ) -> None:
-    """Save `random_drafter` with all but `fc` quantized, as quantizers of drafters leave it."""
+    """Save `random_drafter` with all but `fc` quantized, as quantizers of drafters leave it; or none of it."""
     random_drafter(directory, target, **overrides)
-    quantize_drafter(directory, QuantizationConfig(algo, "FP8" if fp8_cache else None, ("fc",) if algo else ()))
+    if algo or fp8_cache:
+        _quantize_drafter(directory, QuantizationConfig(algo, "FP8" if fp8_cache else None, ("fc",) if algo else ()))
 
 
-def quantize_drafter(directory: Path, quantization: QuantizationConfig) -> None:
+def _quantize_drafter(directory: Path, quantization: QuantizationConfig) -> None:
     """Quantize a saved drafter, with scales that fit what random ones of this size compute."""
     tensors: dict[str, Tensor] = {}
     for name, tensor in load_file(directory / FILE).items():
@@ -74,12 +75,12 @@ def quantize_drafter(directory: Path, quantization: QuantizationConfig) -> None:
         tensors |= {f"{module}.{field}": value for field, value in packed._asdict().items()}
         if quantization.quantizes_activations:
             tensors[f"{module}.input_scale"] = (fp8_scale if algo == "FP8" else nvfp4_scale_2)(torch.tensor(6.0))
-    if quantization.kv_cache_quant_algo:
-        for name in [name for name in tensors if name.endswith("_proj.weight") and name.split(".")[-2][0] in "kv"]:
-            letter = name.split(".")[-2][0]
-            tensors[f"{name.removesuffix('.weight')}.{letter}_scale"] = fp8_scale(torch.tensor(3.0))
-    save_file(tensors, directory / FILE)
     config = json.loads((directory / "config.json").read_text())
+    if quantization.kv_cache_quant_algo:
+        for layer in range(config["num_hidden_layers"]):
+            for part in "kv":
+                tensors[f"layers.{layer}.self_attn.{part}_proj.{part}_scale"] = fp8_scale(torch.tensor(3.0))
+    save_file(tensors, directory / FILE)
     config["quantization_config"] = quantization.to_quantization_config()
     (directory / "config.json").write_text(json.dumps(config))
     (directory / "hf_quant_config.json").write_text(json.dumps(quantization.to_hf_quant_config()))

@@ -22,7 +22,7 @@ class BuildConfig:
     """What a user chooses when building."""
 
     dtype: Dtype
-    """Type of weights, caches and computation."""
+    """Type of computation, and of weights and caches that are not quantized."""
     max_batch_size: int = 8
     """Sequences decoded together: slots of the caches."""
     max_seq_len: int = 2048

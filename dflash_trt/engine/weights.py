@@ -11,9 +11,10 @@ from dflash_trt.checkpoint.weights import SafetensorsWeights
 from dflash_trt.engine.directory import Engine
 from dflash_trt.errors import UserError
 from dflash_trt.models.pair import drafter_manifest, target_manifest
-from dflash_trt.models.weights import UNREACHED, Manifest
+from dflash_trt.models.weights import Manifest
 
 DAMAGED = "the checkpoint is damaged"
+_UNREACHED = "a linear that no calibration token reached has such an input_scale; calibrate with more text"
 _E4M3_NAN = 0x7F
 """All bits but the sign; codes above it are negative."""
 
@@ -44,7 +45,7 @@ def check_scales(manifest: Manifest) -> None:
     for name in manifest.scales:
         value = manifest.weights.read(name).item()
         if not 0 < value < float("inf"):
-            why = UNREACHED if name.endswith(".input_scale") else DAMAGED
+            why = _UNREACHED if name.endswith(".input_scale") else DAMAGED
             raise UserError(
                 f"{manifest.weights.file_of(name)}: {name} is {value}, it must be positive and finite: {why}"
             )

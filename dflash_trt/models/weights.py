@@ -24,9 +24,6 @@ from dflash_trt.ops.base import Linear, Tensor
 from dflash_trt.quantization.fp8 import FP8Tensor
 from dflash_trt.quantization.nvfp4 import NVFP4_BLOCK, NVFP4Tensor
 
-UNREACHED = "a linear that no calibration token reached has no such scale; calibrate with more text"
-"""Why an `input_scale` is missing or no scale."""
-
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 PACKED_DTYPES: dict[QuantAlgo, torch.dtype] = {
     "FP8": torch.float8_e4m3fn,
@@ -238,7 +235,9 @@ def _algo_in_file(weights: Weights, name: str) -> QuantAlgo | None:
 
 def _check_scale(weights: Weights, name: str) -> None:
     if name not in weights:
-        why = f": {UNREACHED}" if name.endswith(".input_scale") else ", a scalar that the config's quantization needs"
+        why = ", a scalar that the config's quantization needs"
+        if name.endswith(".input_scale"):
+            why += ": a linear that no calibration token reached has none; calibrate with more text"
         raise UserError(f"{weights.path}: lacks the tensor {name}{why}")
     # Some exporters write a scalar as [1].
     _check(weights, name, (1,) if weights.shape(name) == (1,) else (), (torch.float32,))

@@ -59,10 +59,10 @@ def load_executor(engine: Engine, device: str | None) -> TorchExecutor:
 def load_pair(
     target: TargetCheckpoint, drafter: DrafterCheckpoint, *, positions: int, dtype: torch.dtype, device: torch.device
 ) -> Pair:
-    """A pair as it runs, of a checkpoint each or of an engine's two parts.
+    """A pair as it runs, of two checkpoints or of an engine's two parts.
 
     Args:
-        target, drafter: seen to belong together.
+        target, drafter: seen to belong together, and by their manifests to be what their configs say.
         positions: what rotary tables reach to, of the caches that the pair will run on.
         dtype: what unquantized weights become; those that have it, and all quantized ones, stay mapped on a CPU.
         device: where it will run.

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +15,10 @@ from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
 from dflash_trt.engine.build import Build, build_engine, plan_build
 from dflash_trt.engine.config import BuildConfig, checkpoint_dtype
 from dflash_trt.engine.directory import open_engine
+from dflash_trt.engine.weights import open_weights
 from dflash_trt.errors import UserError
+from dflash_trt.quantization.nvfp4 import quantize_nvfp4
+from tests.conftest import QUANTIZED, Engines
 from tests.models.test_dflash import as_speculators
 from tests.tiny_models import random_drafter, random_target
 
@@ -154,3 +160,121 @@ def test_an_input_that_goes_away_is_named(pair: Path) -> None:
     with pytest.raises(UserError, match=r"target/model\.safetensors: cannot be read"):
         planned.write()
     assert not (pair / "engine").exists()
+
+
+UP, KEY = "model.layers.0.mlp.up_proj", "model.layers.0.self_attn.k_proj"
+E4M3 = torch.float8_e4m3fn
+
+
+def quantized_copy(llms: Engines, name: str, directory: Path) -> Path:
+    """The checkpoints of a quantized engine, to be changed."""
+    for part in ("target", "drafter"):
+        shutil.copytree(llms[name].engine.path.parent / part, directory / part)
+    return directory
+
+
+def edit(file: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    tensors = load_file(file)
+    save_file({**tensors, name: change(tensors[name])}, file)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_quantized_tensors_are_copied_as_they_are(llms: Engines, tmp_path: Path, name: str, dtype: str) -> None:
+    quantized_copy(llms, name, tmp_path)
+    engine = open_engine(build(tmp_path, tmp_path / "engine", BuildConfig(dtype=dtype, max_seq_len=64)))  # type: ignore[arg-type]
+    for source, built in (("target", engine.target_weights), ("drafter", engine.drafter_weights)):
+        expected, actual = load_file(tmp_path / source / "model.safetensors"), load_file(built)
+        assert actual.keys() == expected.keys()
+        for tensor, value in expected.items():
+            kept = value.dtype in (torch.uint8, E4M3) or tensor.endswith(("_scale", "_scale_2"))
+            same = value if kept else value.to(getattr(torch, dtype))
+            assert actual[tensor].dtype == same.dtype and actual[tensor].shape == same.shape
+            assert torch.equal(actual[tensor].reshape(-1).view(torch.uint8), same.reshape(-1).view(torch.uint8))
+    assert checkpoint_dtype(open_target(tmp_path / "target").weights) == "float32"
+
+
+@pytest.mark.parametrize("value", [0.0, -0.5, float("inf"), float("nan")])
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("NVFP4", f"{UP}.input_scale"),
+        ("NVFP4", f"{UP}.weight_scale_2"),
+        ("FP8", f"{UP}.weight_scale"),
+        ("FP8 caches", f"{KEY}.k_scale"),
+        ("FP8 caches", "model.layers.1.self_attn.v_proj.v_scale"),
+    ],
+)
+def test_refuses_a_scale_that_is_none(llms: Engines, tmp_path: Path, name: str, tensor: str, value: float) -> None:
+    """When the build is planned, and again when the engine is loaded."""
+    quantized_copy(llms, name, tmp_path)
+    file = tmp_path / "target/model.safetensors"
+    why = (
+        "a linear that no calibration token reached" if tensor.endswith("input_scale") else "the checkpoint is damaged"
+    )
+    expected = f"{tensor} is {value}, it must be positive and finite: {why}"
+    built = build(tmp_path, tmp_path / "good") / "target/rank0.safetensors"
+    for damaged in (file, built):
+        edit(damaged, tensor, lambda scale: torch.full_like(scale, value))
+    with pytest.raises(UserError) as refused:
+        plan(tmp_path)
+    assert str(refused.value).startswith(f"{file}: {expected}")
+    with pytest.raises(UserError) as refused:
+        open_weights(open_engine(tmp_path / "good"))
+    assert str(refused.value).startswith(f"{built}: {expected}")
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "code", "message"),
+    [
+        ("NVFP4", f"{UP}.weight_scale", 0x00, "2 scales that are zero, negative or NaN"),
+        ("NVFP4", f"{UP}.weight_scale", 0x80, "2 scales that are zero, negative or NaN"),
+        ("NVFP4", f"{UP}.weight_scale", 0xB8, "2 scales that are zero, negative or NaN"),
+        ("NVFP4", f"{UP}.weight_scale", 0x7F, "2 scales that are zero, negative or NaN"),
+        ("NVFP4", f"{UP}.weight_scale", 0x01, None),
+        ("NVFP4", f"{UP}.weight_scale", 0x7E, None),
+        ("NVFP4", f"{UP}.weight", 0xFF, None),
+        ("FP8", f"{UP}.weight", 0x7F, "2 values that are NaN"),
+        ("FP8", f"{UP}.weight", 0xFF, "2 values that are NaN"),
+        ("FP8", f"{UP}.weight", 0x00, None),
+        ("FP8", f"{UP}.weight", 0xFE, None),
+    ],
+)
+def test_refuses_codes_that_no_quantization_makes(
+    llms: Engines, tmp_path: Path, name: str, tensor: str, code: int, message: str | None
+) -> None:
+    quantized_copy(llms, name, tmp_path)
+    file = tmp_path / "target/model.safetensors"
+
+    def damage(packed: torch.Tensor) -> torch.Tensor:
+        packed.view(torch.uint8)[3, 1:3] = code
+        return packed
+
+    edit(file, tensor, damage)
+    planned = plan(tmp_path)
+    if message is None:
+        planned.write()
+        return
+    with pytest.raises(UserError) as refused:
+        planned.write()
+    assert str(refused.value) == f"{file}: {tensor} holds {message}; the checkpoint is damaged"
+    assert not (tmp_path / "engine").exists()
+
+
+def test_a_drafter_may_store_the_head_of_a_quantized_target(llms: Engines, tmp_path: Path) -> None:
+    """Which ModelOpt leaves unquantized; a quantized one is no longer what the drafter was trained with."""
+    quantized_copy(llms, "NVFP4", tmp_path)
+    target = tmp_path / "target/model.safetensors"
+    head = load_file(target)["lm_head.weight"]
+    as_speculators(tmp_path / "drafter", tmp_path / "own", list(range(97)), head.clone())
+    plan(tmp_path, "own")
+
+    packed = quantize_nvfp4(head, "lm_head.weight")._asdict()
+    quantized = {f"lm_head.{field}": tensor for field, tensor in packed.items()}
+    save_file({**load_file(target), **quantized, "lm_head.input_scale": torch.tensor(0.01)}, target)
+    config = json.loads((tmp_path / "target/config.json").read_text())
+    config["quantization_config"]["ignore"] = []
+    (tmp_path / "target/config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="give the target that the drafter was made for, unquantized"):
+        plan(tmp_path, "own")
+    plan(tmp_path)

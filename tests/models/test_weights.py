@@ -22,7 +22,7 @@ from dflash_trt.errors import UserError
 from dflash_trt.examples.smollm2 import DRAFTER
 from dflash_trt.models import dflash
 from dflash_trt.models.pair import drafter_manifest, target_manifest
-from dflash_trt.models.weights import UNREACHED, CheckpointLoader, Manifest
+from dflash_trt.models.weights import CheckpointLoader, Manifest
 from dflash_trt.quantization.nvfp4 import NVFP4Tensor
 from tests.checkpoint import tiny_gguf
 from tests.conftest import QUANTIZED, Engines
@@ -254,6 +254,7 @@ NO_CONFIG = (
 )
 NO_PLACE = "has no place in the model that the config describes"
 NEEDED = "a scalar that the config's quantization needs"
+UNREACHED = "a linear that no calibration token reached has none; calibrate with more text"
 
 
 def quantized_copy(llms: Engines, name: str, directory: Path) -> Path:
@@ -326,8 +327,8 @@ def test_refuses_a_tensor_that_the_quantization_does_not_make(
         ("NVFP4", f"{UP}.weight_scale", ", of shape [80, 3]"),
         ("NVFP4", f"{UP}.weight_scale_2", f", {NEEDED}"),
         ("FP8", f"{UP}.weight_scale", f", {NEEDED}"),
-        ("FP8", f"{UP}.input_scale", f": {UNREACHED}"),
-        ("NVFP4", f"{UP}.input_scale", f": {UNREACHED}"),
+        ("FP8", f"{UP}.input_scale", f", {NEEDED}: {UNREACHED}"),
+        ("NVFP4", f"{UP}.input_scale", f", {NEEDED}: {UNREACHED}"),
         ("FP8 caches", f"{KEY}.k_scale", f", {NEEDED}"),
         ("FP8 caches", f"{VALUES[1]}.v_scale", f", {NEEDED}"),
     ],
@@ -347,7 +348,7 @@ def test_refuses_a_quantized_layer_that_lacks_a_part(
         ("NVFP4", {"exclude_modules": ()}, "tensor lm_head.weight has type float32; the config says that lm_head is NVFP4"),
         ("NVFP4", {"quant_algo": "FP8"}, "q_proj.weight has type uint8; the config says that model.layers.0.self_attn.q_proj is FP8"),
         ("NVFP4", {"quant_algo": "W4A16_NVFP4"}, f"input_scale {NO_PLACE}, which quantizes no activations"),
-        ("FP8 caches", {"quant_algo": "NVFP4"}, f"q_proj.input_scale: {UNREACHED}"),
+        ("FP8 caches", {"quant_algo": "NVFP4"}, f"q_proj.input_scale, {NEEDED}: {UNREACHED}"),
         ("FP8 caches", {"kv_cache_quant_algo": None}, f"k_proj.k_scale {NO_PLACE}, which has no kv_cache_quant_algo, the first of 4 such"),
         ("FP8", {"kv_cache_quant_algo": "FP8"}, f"lacks the tensor {KEY}.k_scale, {NEEDED}"),
         ("FP8", {"quant_algo": None, "kv_cache_quant_algo": "FP8"}, "q_proj.weight has type float8_e4m3fn, a quantized weight's; the config leaves"),
