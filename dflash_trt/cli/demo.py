@@ -45,7 +45,7 @@ PROMPTS = (
 )
 @device
 def demo(output_dir: Path, max_output_len: int, verify_window: int, device: str | None) -> None:
-    """Quantize SmolLM2-135M-Instruct and its drafter to FP8, build an engine of them, and decode three prompts, with
+    """Quantize SmolLM2-135M-Instruct to FP8, build an engine of it and its drafter, and decode three prompts, with
     speculation and without."""
     from rich.console import Console
 
@@ -78,12 +78,12 @@ def _build(output_dir: Path) -> Engine:
     from dflash_trt.engine.config import BuildConfig
     from dflash_trt.examples.smollm2 import CALIBRATION, DRAFTER, gguf_file
 
-    target, drafter, fp8 = open_target(gguf_file()), open_drafter(DRAFTER), Formats("fp8")
+    target, drafter = open_target(gguf_file()), open_drafter(DRAFTER)
     config = BuildConfig(dtype="float32", max_batch_size=4, max_seq_len=1024)
     with tempfile.TemporaryDirectory() as directory:
         checkpoints = Path(directory) / "smollm2-135m-fp8"
         data = CalibrationData(CALIBRATION, size=16, max_length=512)
-        for line in run(plan_conversion(target, fp8, drafter, fp8, data, checkpoints)):
+        for line in run(plan_conversion(target, Formats("fp8"), drafter, Formats("bf16"), data, checkpoints)):
             click.echo(line.removeprefix(f"{checkpoints}/"))
         target, drafter = open_target(checkpoints / "target"), open_drafter(checkpoints / "drafter")
         return write(plan_build(target, drafter, config, output_dir))

@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from dflash_trt.ops.base import LayerCache, Linear, RotaryTable, Span
-from dflash_trt.quantization.fp8 import E4M3_MAX, FP8Tensor, decode_e4m3, dequantize_fp8, fake_quantize_fp8
+from dflash_trt.quantization.fp8 import E4M3_IN_FLOAT16, FP8Tensor, decode_e4m3, e4m3_in_float16, encode_fp8
 from dflash_trt.quantization.nvfp4 import NVFP4Tensor, dequantize_nvfp4, fake_quantize_nvfp4
 
 
 class TorchOps:
-    """`Ops` in torch. Caches are updated in place; everything else is a pure function."""
+    """`Ops` in torch. Caches are updated in place; everything else is a pure function.
+
+    The last bits of a sum depend on how many rows a pass has. Where activations are quantized, one part in 10^7 may
+    decide a rounding and become one in 16, and a token may follow from the size of a batch. So sums that lead to such a
+    rounding are taken in float64 and rounded back, which hides their order: those of quantized layers and of attention.
+
+    Args:
+        quantizes_activations: of the model that decides about tokens.
+    """
+
+    def __init__(self, quantizes_activations: bool = False) -> None:
+        self._attention_dtype = torch.float64 if quantizes_activations else None
 
     def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
         return F.embedding(ids, table)
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
         weight = linear.weight
-        if isinstance(weight, (FP8Tensor, NVFP4Tensor)):
-            return _quantized_linear(x, weight, linear)
+        if isinstance(weight, FP8Tensor):
+            return _fp8_linear(x, weight, linear)
+        if isinstance(weight, NVFP4Tensor):
+            return _nvfp4_linear(x, weight, linear)
         if x.device.type == "cpu" and weight.shape[0] > _TALL and x.numel() // x.shape[-1] in _FEW_ROWS:
-            return _in_parts(x, torch.split(weight, _PART), _PART, linear.bias)
+            result = _in_parts(x, torch.split(weight, _PART))
+            return result if linear.bias is None else result + linear.bias
         return F.linear(x, weight, linear.bias)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -85,9 +98,12 @@ class TorchOps:
         return visible
 
     def attention(self, q: Tensor, cache: LayerCache, span: Span, mask: Tensor | None) -> Tensor:
+        dtype = q.dtype
         keys = _visible(cache.keys, cache.key_scale, span, q.dtype)
         values = _visible(cache.values, cache.value_scale, span, q.dtype)
-        return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=True)
+        wide = q.dtype if self._attention_dtype is None else self._attention_dtype
+        q, keys, values = (part.to(wide) for part in (q, keys, values))
+        return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=True).to(dtype)
 
     def expand_vocabulary(self, logits: Tensor, offsets: Tensor, vocab_size: int) -> Tensor:
         full = logits.new_full((*logits.shape[:-1], vocab_size), float("-inf"))
@@ -99,42 +115,49 @@ _TALL = 8192
 _FEW_ROWS = range(4, 9)
 _PART = 512
 """Of an unquantized vocabulary, rows that stay in cache: 1.2 to 1.7 times as fast for a block of 4 to 8 rows."""
-_DECODED = 1 << 19
-"""Numbers of a quantized weight that are decoded at once on a CPU: two to five times as fast as all of a large one."""
+_DECODED = 1 << 18
+"""Numbers of a quantized weight that are decoded at once on a CPU: a few times as fast as all of a large one."""
 
 
-def _quantized_linear(x: Tensor, weight: FP8Tensor | NVFP4Tensor, linear: Linear) -> Tensor:
-    """The packed weight is the only one that is held: it is decoded to x's type, part by part, every time."""
+def _fp8_linear(x: Tensor, weight: FP8Tensor, linear: Linear) -> Tensor:
+    """Codes are multiplied and their sums scaled, as FP8 matrix units do it. In float64 these sums are exact."""
+    inputs, wide, scale = x, _wide(x, linear), weight.weight_scale
     if linear.input_scale is not None:
-        fake_quantize = fake_quantize_fp8 if isinstance(weight, FP8Tensor) else fake_quantize_nvfp4
-        x = fake_quantize(x, linear.input_scale)
-    rows = max(1, _DECODED // x.shape[-1]) if x.device.type == "cpu" else len(weight.weight)
-    return _in_parts(x, _decoded(weight, rows, x.dtype), rows, linear.bias)
+        inputs, scale = encode_fp8(x, linear.input_scale), scale.to(wide) * linear.input_scale
+    # By way of float32: torch has no fast conversion from float16 to float64.
+    parts = (e4m3_in_float16(codes).float().to(wide) for codes in torch.split(weight.weight, _rows(x, weight)))
+    result = _in_parts(inputs.to(wide), parts).mul_(scale / E4M3_IN_FLOAT16).to(x.dtype)
+    return result if linear.bias is None else result + linear.bias
 
 
-def _decoded(weight: FP8Tensor | NVFP4Tensor, rows: int, dtype: torch.dtype) -> Iterator[Tensor]:
-    """The weight in `dtype`, `rows` rows at a time."""
-    if isinstance(weight, FP8Tensor):
-        for codes in torch.split(weight.weight, rows):
-            yield dequantize_fp8(weight._replace(weight=codes), dtype)
-    else:
-        for codes, scales in zip(torch.split(weight.weight, rows), torch.split(weight.weight_scale, rows), strict=True):
-            yield dequantize_nvfp4(weight._replace(weight=codes, weight_scale=scales), dtype)
+def _nvfp4_linear(x: Tensor, weight: NVFP4Tensor, linear: Linear) -> Tensor:
+    inputs, wide = x, _wide(x, linear)
+    if linear.input_scale is not None:
+        inputs = fake_quantize_nvfp4(x, linear.input_scale)
+    packed = zip(*(torch.split(part, _rows(x, weight)) for part in (weight.weight, weight.weight_scale)), strict=True)
+    parts = (dequantize_nvfp4(NVFP4Tensor(codes, scales, weight.weight_scale_2), wide) for codes, scales in packed)
+    result = _in_parts(inputs.to(wide), parts).to(x.dtype)
+    return result if linear.bias is None else result + linear.bias
 
 
-def _in_parts(x: Tensor, parts: Iterable[Tensor], rows: int, bias: Tensor | None) -> Tensor:
-    """The layer whose weight comes `rows` rows at a time."""
-    biases = repeat(None) if bias is None else torch.split(bias, rows)
-    return torch.cat([F.linear(x, *part) for part in zip(parts, biases, strict=False)], dim=-1)
+def _wide(x: Tensor, linear: Linear) -> torch.dtype:
+    """What a quantized layer sums in."""
+    return torch.float64 if linear.input_scale is not None else torch.promote_types(x.dtype, torch.float32)
+
+
+def _rows(x: Tensor, weight: FP8Tensor | NVFP4Tensor) -> int:
+    """How many rows of a weight are decoded at once: packed, it is held once; decoded, only while it is used."""
+    return max(1, _DECODED // x.shape[-1]) if x.is_cpu else len(weight.weight)
+
+
+def _in_parts(x: Tensor, parts: Iterable[Tensor]) -> Tensor:
+    """x times a weight whose rows come in parts."""
+    return torch.cat([F.linear(x, part) for part in parts], dim=-1)
 
 
 def _stored(x: Tensor, scale: Tensor | None) -> Tensor:
     """Keys or values as their cache holds them."""
-    if scale is None:
-        return x
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    # Clipped first: older torch casts what is too large for e4m3 to NaN.
-    return (wide / scale).clamp_(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn)
+    return x if scale is None else encode_fp8(x, scale)
 
 
 def _visible(cache: Tensor, scale: Tensor | None, span: Span, dtype: torch.dtype) -> Tensor:
