@@ -122,7 +122,7 @@ def _dequantized(name: str, tensors: dict[str, Tensor]) -> Tensor:
     if scale is None:
         return weight.double()
     if weight.dtype == torch.float8_e4m3fn:
-        return (weight.float() * scale).double()
+        return weight.double() * scale.double()
     shape = torch.Size((weight.shape[0], 2 * weight.shape[1]))
     packed = NVFP4QTensor(shape, torch.float32, weight)
     return packed.dequantize(scale=scale, double_scale=tensors[f"{name}_scale_2"], block_sizes={-1: 16}).double()
@@ -131,7 +131,7 @@ def _dequantized(name: str, tensors: dict[str, Tensor]) -> Tensor:
 def fake_fp8(x: Tensor, scale: Tensor) -> Tensor:
     """e4m3(clip(x / scale)) * scale."""
     codes = (x / scale.double()).clamp(-448, 448).to(torch.float8_e4m3fn)
-    return (codes.float() * scale).double()
+    return codes.double() * scale.double()
 
 
 def fake_nvfp4(x: Tensor, scale: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from dflash_trt.checkpoint.weights import Weights
 from dflash_trt.errors import UserError
 from dflash_trt.models.weights import CheckpointLoader, Manifest
-from dflash_trt.quantization.fp8 import FP8Tensor, dequantize_fp8
+from dflash_trt.quantization.fp8 import FP8Tensor, decode_e4m3
 from dflash_trt.quantization.nvfp4 import NVFP4Tensor, dequantize_nvfp4
 
 _AT_ONCE = 1 << 20
@@ -140,7 +140,7 @@ def _parts(weight: Tensor) -> Iterator[slice]:
 def _dequantized(stored: Tensor | FP8Tensor | NVFP4Tensor, rows: slice) -> Tensor:
     """Some rows of a weight as it is computed with, in float64."""
     if isinstance(stored, FP8Tensor):
-        return dequantize_fp8(stored._replace(weight=stored.weight[rows])).double()
+        return decode_e4m3(stored.weight[rows]).double() * stored.weight_scale
     if isinstance(stored, NVFP4Tensor):
         part = stored._replace(weight=stored.weight[rows], weight_scale=stored.weight_scale[rows])
         return dequantize_nvfp4(part).double()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -13,19 +14,17 @@ from dflash_trt.quantization.fp8 import E4M3_IN_FLOAT16, FP8Tensor, decode_e4m3,
 from dflash_trt.quantization.nvfp4 import NVFP4Tensor, dequantize_nvfp4, fake_quantize_nvfp4
 
 
+@dataclass(frozen=True)
 class TorchOps:
     """`Ops` in torch. Caches are updated in place; everything else is a pure function.
 
     The last bits of a sum depend on how many rows a pass has. Where activations are quantized, one part in 10^7 may
     decide a rounding and become one in 16, and a token may follow from the size of a batch. So sums that lead to such a
     rounding are taken in float64 and rounded back, which hides their order: those of quantized layers and of attention.
-
-    Args:
-        quantizes_activations: of the model that decides about tokens.
     """
 
-    def __init__(self, quantizes_activations: bool = False) -> None:
-        self._attention_dtype = torch.float64 if quantizes_activations else None
+    quantizes_activations: bool = field(default=False, kw_only=True)
+    """Does the model that decides about tokens?"""
 
     def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
         return F.embedding(ids, table)
@@ -37,8 +36,7 @@ class TorchOps:
         if isinstance(weight, NVFP4Tensor):
             return _nvfp4_linear(x, weight, linear)
         if x.device.type == "cpu" and weight.shape[0] > _TALL and x.numel() // x.shape[-1] in _FEW_ROWS:
-            result = _in_parts(x, torch.split(weight, _PART))
-            return result if linear.bias is None else result + linear.bias
+            return _in_parts(x, torch.split(weight, _PART), linear.bias)
         return F.linear(x, weight, linear.bias)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -101,7 +99,7 @@ class TorchOps:
         dtype = q.dtype
         keys = _visible(cache.keys, cache.key_scale, span, q.dtype)
         values = _visible(cache.values, cache.value_scale, span, q.dtype)
-        wide = q.dtype if self._attention_dtype is None else self._attention_dtype
+        wide = torch.float64 if self.quantizes_activations else dtype
         q, keys, values = (part.to(wide) for part in (q, keys, values))
         return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=True).to(dtype)
 
@@ -126,8 +124,8 @@ def _fp8_linear(x: Tensor, weight: FP8Tensor, linear: Linear) -> Tensor:
         inputs, scale = encode_fp8(x, linear.input_scale), scale.to(wide) * linear.input_scale
     # By way of float32: torch has no fast conversion from float16 to float64.
     parts = (e4m3_in_float16(codes).float().to(wide) for codes in torch.split(weight.weight, _rows(x, weight)))
-    result = _in_parts(inputs.to(wide), parts).mul_(scale / E4M3_IN_FLOAT16).to(x.dtype)
-    return result if linear.bias is None else result + linear.bias
+    sums = _in_parts(inputs.to(wide), parts, None).mul_(scale / E4M3_IN_FLOAT16)
+    return (sums if linear.bias is None else sums + linear.bias).to(x.dtype)
 
 
 def _nvfp4_linear(x: Tensor, weight: NVFP4Tensor, linear: Linear) -> Tensor:
@@ -136,8 +134,7 @@ def _nvfp4_linear(x: Tensor, weight: NVFP4Tensor, linear: Linear) -> Tensor:
         inputs = fake_quantize_nvfp4(x, linear.input_scale)
     packed = zip(*(torch.split(part, _rows(x, weight)) for part in (weight.weight, weight.weight_scale)), strict=True)
     parts = (dequantize_nvfp4(NVFP4Tensor(codes, scales, weight.weight_scale_2), wide) for codes, scales in packed)
-    result = _in_parts(inputs.to(wide), parts).to(x.dtype)
-    return result if linear.bias is None else result + linear.bias
+    return _in_parts(inputs.to(wide), parts, linear.bias).to(x.dtype)
 
 
 def _wide(x: Tensor, linear: Linear) -> torch.dtype:
@@ -150,9 +147,10 @@ def _rows(x: Tensor, weight: FP8Tensor | NVFP4Tensor) -> int:
     return max(1, _DECODED // x.shape[-1]) if x.is_cpu else len(weight.weight)
 
 
-def _in_parts(x: Tensor, parts: Iterable[Tensor]) -> Tensor:
-    """x times a weight whose rows come in parts."""
-    return torch.cat([F.linear(x, part) for part in parts], dim=-1)
+def _in_parts(x: Tensor, parts: Iterable[Tensor], bias: Tensor | None) -> Tensor:
+    """A linear layer whose weight comes in parts of its rows."""
+    joined = torch.cat([F.linear(x, part) for part in parts], dim=-1)
+    return joined if bias is None else joined + bias
 
 
 def _stored(x: Tensor, scale: Tensor | None) -> Tensor:
@@ -163,4 +161,5 @@ def _stored(x: Tensor, scale: Tensor | None) -> Tensor:
 def _visible(cache: Tensor, scale: Tensor | None, span: Span, dtype: torch.dtype) -> Tensor:
     """The span's slots of a cache, as far as any of its rows may see, in `dtype`."""
     part = cache[span.slots if span.slot_range is None else span.slot_range, :, : span.extent]
-    return part if scale is None else (decode_e4m3(part) * scale).to(dtype)
+    wide = torch.promote_types(dtype, torch.float32)
+    return part if scale is None else (decode_e4m3(part).to(wide) * scale).to(dtype)

@@ -26,7 +26,7 @@ class TorchExecutor:
         self.max_num_tokens = max_num_tokens
         self.block_size = pair.drafter.block_size
         quantization = pair.target.quantization
-        self._ops = TorchOps(quantization is not None and quantization.quantizes_activations)
+        self._ops = TorchOps(quantizes_activations=quantization is not None and quantization.quantizes_activations)
         self._device = pair.target_weights.norm.device
         self._caches = Caches(
             self._allocate(pair.target, pair.target_weights.layers),
