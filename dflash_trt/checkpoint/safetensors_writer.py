@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +30,12 @@ class TensorSpec:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def write_safetensors(path: str | Path, specs: Sequence[TensorSpec], tensors: Iterable[torch.Tensor]) -> None:
+def write_safetensors(
+    path: str | Path,
+    specs: Sequence[TensorSpec],
+    tensors: Iterable[torch.Tensor],
+    metadata: Mapping[str, str] | None = None,
+) -> None:
     """Write a safetensors file while holding one tensor at a time.
 
     The file appears under its name when it is complete; a failure leaves nothing behind.
@@ -39,13 +44,14 @@ def write_safetensors(path: str | Path, specs: Sequence[TensorSpec], tensors: It
         path: the file to create or replace; its directory exists.
         specs: what is coming, in order; the header is written from it before the first tensor is asked for.
         tensors: the tensors, in the order of `specs`, on any device.
+        metadata: texts to put in the header.
 
     Raises:
         ValueError: a duplicate name, a type that safetensors lacks, or tensors that differ from the specs.
         UserError: the system refuses to write.
     """
     path = Path(path)
-    header, offsets = _layout(specs)
+    header, offsets = _layout(specs, metadata or {})
     partial = path.with_name(path.name + ".partial")
     try:
         with access(path, "written"), partial.open("wb") as file:
@@ -60,13 +66,13 @@ def write_safetensors(path: str | Path, specs: Sequence[TensorSpec], tensors: It
         partial.unlink(missing_ok=True)
 
 
-def _layout(specs: Sequence[TensorSpec]) -> tuple[bytes, dict[str, int]]:
+def _layout(specs: Sequence[TensorSpec], metadata: Mapping[str, str]) -> tuple[bytes, dict[str, int]]:
     """The header, and where each tensor starts after it.
 
     Widest types go first, so that every tensor lies on a multiple of its own item size: readers make views.
     """
     # transformers asks for this format.
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    entries: dict[str, object] = {"__metadata__": {"format": "pt", **metadata}}
     offsets: dict[str, int] = {}
     position = 0
     for spec in sorted(specs, key=lambda spec: -spec.dtype.itemsize):

@@ -118,6 +118,11 @@ class SafetensorsWeights:
             tensor: torch.Tensor = self._files[file].get_tensor(name)
         return tensor
 
+    def metadata(self) -> dict[str, str]:
+        """The texts in the header of the first file."""
+        with access(self.path, "read"), safe_open(next(iter(self._entries.values())).file, framework="pt") as file:
+            return dict(file.metadata() or {})
+
     def _entry(self, name: str) -> _Entry:
         if name not in self._entries:
             raise UserError(f"{self.path}: has no tensor {name}")

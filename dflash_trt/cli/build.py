@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -49,6 +50,14 @@ if TYPE_CHECKING:
     show_default=True,
     help="Prompt tokens that one pass takes.",
 )
+@click.option(
+    "--tp_size", type=click.IntRange(1), default=1, show_default=True, help="Ranks that run the engine together."
+)
+@click.option(
+    "--workers",
+    type=click.IntRange(1),
+    help="Weight files written side by side.  [default: as many as ranks, at most one a core]",
+)
 @click.option("--dry_run", is_flag=True, help="Check the pair and say what would be written, without writing it.")
 def build(
     checkpoint_dir: Path | None,
@@ -60,6 +69,8 @@ def build(
     max_batch_size: int,
     max_seq_len: int | None,
     max_num_tokens: int,
+    tp_size: int,
+    workers: int | None,
     dry_run: bool,
 ) -> None:
     """Build an engine directory from a target and its drafter."""
@@ -74,22 +85,41 @@ def build(
         max_batch_size=max_batch_size,
         max_seq_len=max_seq_len or min(target.config.max_position_embeddings, BuildConfig.max_seq_len),
         max_num_tokens=max_num_tokens,
+        tp_size=tp_size,
     )
     planned = plan_build(target, drafter, config, output_dir, backend)
     if not dry_run:
-        write(planned)
+        write(planned, min(tp_size, os.cpu_count() or 1) if workers is None else workers)
     click.echo(
         f"{output_dir}: {'would hold ' if dry_run else ''}{planned.weight_bytes / 1e6:.1f} MB of weights in "
-        f"{config.dtype}, backend {backend}; running it takes {planned.config.cache_bytes / 1e6:.1f} MB of caches more"
+        f"{config.dtype}, backend {backend}{_ranks(planned)}; running it takes "
+        f"{planned.config.cache_bytes / 1e6:.1f} MB of caches more{' on each rank' if tp_size > 1 else ''}"
     )
 
 
-def write(build: Build) -> Engine:
+def write(build: Build, workers: int = 1) -> Engine:
     """Write an engine directory with a progress bar."""
     from dflash_trt.cli.progress import bytes_progress
 
     with bytes_progress("building", build.weight_bytes) as advance:
-        return build.write(advance)
+        return build.write(advance, workers)
+
+
+def _ranks(build: Build) -> str:
+    """How ranks share the weights, and what padding that takes; nothing of one rank."""
+    ranks = build.config.build_config.tp_size
+    if ranks == 1:
+        return ""
+    told = f", {build.weight_bytes / ranks / 1e6:.1f} MB on each of {ranks} ranks"
+    padded = [
+        f"{name} {dimension} {size} to {padded}"
+        for name, part in (("target", build.target), ("drafter", build.drafter))
+        for dimension, (size, padded) in part.padding(ranks).items()
+    ]
+    if padded:
+        padding = build.target.padding_bytes(ranks) + build.drafter.padding_bytes(ranks)
+        told += f", {padding / 1e6:.1f} MB of it all padding: {', '.join(padded)}"
+    return told
 
 
 def _checkpoints(checkpoint_dir: Path | None, target_dir: Path | None, drafter_dir: Path | None) -> tuple[Path, Path]:

@@ -26,6 +26,7 @@ from dflash_trt.conversion.calibration import (
 )
 from dflash_trt.models import dflash
 from dflash_trt.models.pair import Caches, Pair
+from dflash_trt.models.sharding import REPLICATED, Sharding
 from dflash_trt.models.weights import CheckpointLoader
 from dflash_trt.ops.base import LayerCache, Linear, Span
 from dflash_trt.ops.torch_ops import TorchOps
@@ -117,8 +118,10 @@ class _NamingLoader(CheckpointLoader):
     names: dict[int, str] = field(default_factory=dict)
     """By the layer's id."""
 
-    def linear(self, name: str, out_features: int, in_features: int, *, bias: bool = False) -> Linear:
-        linear = super().linear(name, out_features, in_features, bias=bias)
+    def linear(
+        self, name: str, out_features: int, in_features: int, *, bias: bool = False, sharding: Sharding = REPLICATED
+    ) -> Linear:
+        linear = super().linear(name, out_features, in_features, bias=bias, sharding=sharding)
         self.names[id(linear)] = name
         return linear
 

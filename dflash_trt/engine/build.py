@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,10 +21,11 @@ from dflash_trt.checkpoint.tokenizer import load_tokenizer, tokenizer_files
 from dflash_trt.checkpoint.weights import Weights
 from dflash_trt.engine.config import Backend, BuildConfig, Builder, EngineConfig
 from dflash_trt.engine.directory import Engine, check_output_dir, write_config, written_whole
-from dflash_trt.engine.weights import DAMAGED, check_packed, check_scales
+from dflash_trt.engine.weights import BUILD_ID, DAMAGED, check_packed, check_scales
 from dflash_trt.errors import UserError, access
 from dflash_trt.models.dflash import copies_of_target
 from dflash_trt.models.pair import drafter_manifest, target_manifest
+from dflash_trt.models.sharding import REPLICATED, Sharding, Split, local_shape, shard, splits
 from dflash_trt.models.weights import PACKED_DTYPES, Manifest
 
 Progress = Callable[[int], None]
@@ -30,15 +35,37 @@ _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 @dataclass(frozen=True)
+class Part:
+    """One model of a build."""
+
+    weights: Weights
+    specs: list[TensorSpec]
+    """What its tensors become on each rank."""
+    shardings: dict[str, Sharding]
+
+    def padding(self, ranks: int) -> dict[str, tuple[int, int]]:
+        """Dimensions that padding makes larger, each with its size before and after."""
+        sizes = {rule.dimension: (rule.padded(1), rule.padded(ranks)) for rule in splits(self.shardings.values())}
+        return {dimension: (size, padded) for dimension, (size, padded) in sizes.items() if size != padded}
+
+    def padding_bytes(self, ranks: int) -> int:
+        """Bytes that all ranks together hold of padding."""
+        total = 0
+        for spec in self.specs:
+            rule = self.shardings.get(spec.name)
+            if isinstance(rule, Split):
+                padded = rule.padded(ranks)
+                total += ranks * spec.nbytes * (padded - rule.padded(1)) // padded
+        return total
+
+
+@dataclass(frozen=True)
 class Build:
     """A build that was checked, and only has to be written."""
 
     config: EngineConfig
-    target: Weights
-    target_specs: list[TensorSpec]
-    """What the target's tensors become."""
-    drafter: Weights
-    drafter_specs: list[TensorSpec]
+    target: Part
+    drafter: Part
     tokenizer: dict[str, bytes]
     """The tokenizer's files by name."""
     output_dir: Path
@@ -46,11 +73,16 @@ class Build:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all tensors that will be written."""
-        return sum(spec.nbytes for spec in (*self.target_specs, *self.drafter_specs))
+        """Bytes of all tensors that will be written, of all ranks."""
+        specs = (*self.target.specs, *self.drafter.specs)
+        return self.config.build_config.tp_size * sum(spec.nbytes for spec in specs)
 
-    def write(self, progress: Progress = lambda size: None) -> Engine:
-        """Write the engine directory; one tensor is in memory at a time.
+    def write(self, progress: Progress = lambda size: None, workers: int = 1) -> Engine:
+        """Write the engine directory; one tensor a worker is in memory at a time.
+
+        Args:
+            progress: called from the workers' threads where there are several.
+            workers: files that are written side by side.
 
         Raises:
             UserError: a tensor is not finite or too large for the type, or `output_dir` cannot be written.
@@ -59,13 +91,19 @@ class Build:
             engine = Engine(directory, self.config)
             with access(self.output_dir, "written"):
                 _write_small_files(directory, self.config, self.tokenizer)
-                engine.target_weights.parent.mkdir()
-                engine.drafter_weights.parent.mkdir()
-            target = _converted(self.target, self.target_specs, progress)
-            write_safetensors(engine.target_weights, self.target_specs, target)
-            drafter = _converted(self.drafter, self.drafter_specs, progress)
-            write_safetensors(engine.drafter_weights, self.drafter_specs, drafter)
+                for file in engine.rank_files(0):
+                    file.parent.mkdir()
+            jobs = [
+                partial(self._write_file, file, part, rank)
+                for rank in range(self.config.build_config.tp_size)
+                for file, part in zip(engine.rank_files(rank), (self.target, self.drafter), strict=True)
+            ]
+            _side_by_side(jobs, workers, progress)
         return Engine(self.output_dir, self.config)
+
+    def _write_file(self, file: Path, part: Part, rank: int, progress: Progress) -> None:
+        tensors = _converted(part, rank, self.config.build_config.tp_size, progress)
+        write_safetensors(file, part.specs, tensors, {BUILD_ID: self.config.build_id})
 
 
 def build_engine(
@@ -106,24 +144,56 @@ def plan_build(
         speculative_config=drafter.config,
         build_config=config,
         builder=Builder(backend, torch.__version__),
+        build_id=_build_id(target, drafter, config),
     )
-    dtype = getattr(torch, config.dtype)
     manifests = target_manifest(target), drafter_manifest(drafter)
     for manifest in manifests:
         check_scales(manifest)
-    target_specs, drafter_specs = (_specs(manifest, dtype) for manifest in manifests)
+    _check_ranks(manifests, config.tp_size)
+    target_part, drafter_part = (_part(manifest, config) for manifest in manifests)
     tokenizer = tokenizer_files(target.path)
     _check_tokenizer(tokenizer, engine_config, target.path)
     _check_copies(target, drafter)
-    return Build(engine_config, target.weights, target_specs, drafter.weights, drafter_specs, tokenizer, place)
+    return Build(engine_config, target_part, drafter_part, tokenizer, place)
 
 
-def _specs(manifest: Manifest, dtype: torch.dtype) -> list[TensorSpec]:
+def _part(manifest: Manifest, config: BuildConfig) -> Part:
     """Quantized tensors and their scales stay as they are, to the byte; all others take one type."""
-    floats = [TensorSpec(name, dtype, shape) for name, shape in manifest.floats.items()]
-    ids = [TensorSpec(name, torch.int64, shape) for name, shape in manifest.others.items()]
+    dtype = getattr(torch, config.dtype)
+    floats = [(name, dtype, shape) for name, shape in manifest.floats.items()]
+    ids = [(name, torch.int64, shape) for name, shape in manifest.others.items()]
     kept = {**manifest.quantized, **manifest.scales}
-    return floats + ids + [TensorSpec(name, manifest.weights.dtype(name), shape) for name, shape in kept.items()]
+    tensors = floats + ids + [(name, manifest.weights.dtype(name), shape) for name, shape in kept.items()]
+    specs = [
+        TensorSpec(name, dtype, local_shape(shape, manifest.shardings.get(name, REPLICATED), config.tp_size))
+        for name, dtype, shape in tensors
+    ]
+    return Part(manifest.weights, specs, manifest.shardings)
+
+
+def _build_id(target: TargetCheckpoint, drafter: DrafterCheckpoint, config: BuildConfig) -> str:
+    """Of the same files and options always the same. Files count by name, size and time: reading them takes long."""
+    digest = hashlib.blake2b(repr((__version__, target.config, drafter.config, config)).encode(), digest_size=8)
+    for weights in (target.weights, drafter.weights):
+        for file in sorted({weights.file_of(name) for name in weights.names()}):
+            with access(file, "read"):
+                status = file.stat()
+            digest.update(repr((file.name, status.st_size, status.st_mtime_ns)).encode())
+    return digest.hexdigest()
+
+
+def _check_ranks(manifests: Sequence[Manifest], ranks: int) -> None:
+    """Whether every tensor can be divided among so many ranks."""
+    rules = [(rule, manifest) for manifest in manifests for rule in splits(manifest.shardings.values())]
+    refusal = next(((rule, manifest) for rule, manifest in rules if not rule.permits(ranks)), None)
+    if refusal is not None:
+        rule, manifest = refusal
+        most = max(rule.units for rule, _ in rules if rule.uneven == "refuse")
+        works = [size for size in range(1, most + 1) if all(rule.permits(size) for rule, _ in rules)]
+        raise UserError(
+            f"tp_size is {ranks}, which does not divide {rule.dimension}, {rule.units} in {manifest.weights.path}; "
+            f"{' or '.join(map(str, works))} would work"
+        )
 
 
 def _check_length(target: TargetCheckpoint, config: BuildConfig) -> None:
@@ -180,14 +250,38 @@ def _check_copy(weights: Weights, name: str, others: Weights, original: str, why
         raise UserError(f"{weights.file_of(name)}: {name} is not a copy of {original}{whose}, {why}")
 
 
-def _converted(weights: Weights, specs: list[TensorSpec], progress: Progress) -> Iterator[torch.Tensor]:
-    for spec in specs:
-        tensor = weights.read(spec.name)
+def _side_by_side(jobs: Sequence[Callable[[Progress], None]], workers: int, progress: Progress) -> None:
+    """Run them on threads; when one fails, or the caller is interrupted, the others stop at their next tensor."""
+    if workers == 1:
+        for job in jobs:
+            job(progress)
+        return
+    stopped = threading.Event()
+
+    def advance(size: int) -> None:
+        if stopped.is_set():
+            raise CancelledError
+        progress(size)
+
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            for done in as_completed([pool.submit(job, advance) for job in jobs]):
+                done.result()
+        except BaseException:
+            stopped.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+def _converted(part: Part, rank: int, ranks: int, progress: Progress) -> Iterator[torch.Tensor]:
+    for spec in part.specs:
+        file = part.weights.file_of(spec.name)
+        tensor = shard(part.weights.read(spec.name), part.shardings.get(spec.name, REPLICATED), rank, ranks)
         if spec.dtype in PACKED_DTYPES.values():
-            check_packed(spec.name, tensor, weights.file_of(spec.name))
+            check_packed(spec.name, tensor, file)
             yield tensor
         else:
-            yield _in_type(tensor, spec, weights.file_of(spec.name))
+            yield _in_type(tensor, spec, file)
         progress(spec.nbytes)
 
 

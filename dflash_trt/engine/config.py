@@ -11,6 +11,7 @@ from dflash_trt.checkpoint.drafter import DrafterConfig
 from dflash_trt.checkpoint.target import TargetConfig
 from dflash_trt.checkpoint.weights import Weights
 from dflash_trt.errors import UserError
+from dflash_trt.models.sharding import kv_heads
 from dflash_trt.models.weights import PACKED_DTYPES
 
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
@@ -29,9 +30,11 @@ class BuildConfig:
     """Prompt and output tokens of a sequence together."""
     max_num_tokens: int = 512
     """Tokens of a prompt that one pass takes."""
+    tp_size: int = 1
+    """Ranks that run the engine together, each with its part of the weights."""
 
     def __post_init__(self) -> None:
-        for name in ("max_batch_size", "max_seq_len", "max_num_tokens"):
+        for name in ("max_batch_size", "max_seq_len", "max_num_tokens", "tp_size"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} is {getattr(self, name)}, it must be 1 or more")
         if self.max_seq_len < 2:
@@ -76,18 +79,24 @@ class EngineConfig:
     speculative_config: DrafterConfig
     build_config: BuildConfig
     builder: Builder
+    build_id: str
+    """What the weight files of one build, and of no other, have in common."""
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of both models' caches, allocated once when an engine is loaded.
+        """Bytes of both models' caches on each rank, allocated once when an engine is loaded.
 
         max_batch_size x (max_seq_len + block_size) x bytes per token, which are the sum over target and drafter of
-        2 (a key and a value) x num_hidden_layers x num_key_value_heads x head_dim x bytes of a number: one where the
-        model's own `kv_cache_quant_algo` is FP8, else those of `dtype`.
+        2 (a key and a value) x num_hidden_layers x a rank's key-value heads x head_dim x bytes of a number: one where
+        the model's own `kv_cache_quant_algo` is FP8, else those of `dtype`.
         """
         build = self.build_config
         per_token = sum(
-            2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * self._cache_itemsize(model)
+            2
+            * model.num_hidden_layers
+            * kv_heads(model.num_key_value_heads).share(build.tp_size)
+            * model.head_dim
+            * self._cache_itemsize(model)
             for model in (self.pretrained_config, self.speculative_config)
         )
         return build.max_batch_size * (build.max_seq_len + self.speculative_config.block_size) * per_token

@@ -42,15 +42,20 @@ class Engine:
         """
         return load_tokenizer(self.path)
 
+    def rank_files(self, rank: int) -> tuple[Path, Path]:
+        """The torch backend's weights of one rank, the target's and the drafter's."""
+        name = f"rank{rank}.safetensors"
+        return self.path / "target" / name, self.path / "drafter" / name
+
     @property
     def target_weights(self) -> Path:
-        """The torch backend's target weights."""
-        return self.path / "target" / "rank0.safetensors"
+        """The target's of rank 0, which is all of it where there is no other."""
+        return self.rank_files(0)[0]
 
     @property
     def drafter_weights(self) -> Path:
-        """The torch backend's drafter weights."""
-        return self.path / "drafter" / "rank0.safetensors"
+        """As `target_weights`, the drafter's."""
+        return self.rank_files(0)[1]
 
 
 def open_engine(path: Path) -> Engine:

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from dflash_trt.checkpoint.open_checkpoint import DrafterCheckpoint, TargetCheckpoint
+from dflash_trt.checkpoint.target import CONFIG_FILE
 from dflash_trt.checkpoint.weights import SafetensorsWeights
 from dflash_trt.engine.directory import Engine
 from dflash_trt.errors import UserError
@@ -14,26 +15,56 @@ from dflash_trt.models.pair import drafter_manifest, target_manifest
 from dflash_trt.models.weights import Manifest
 
 DAMAGED = "the checkpoint is damaged"
+BUILD_ID = "build_id"
+"""In the header of every weight file, and in config.json."""
 _UNREACHED = "a linear that no calibration token reached has such an input_scale; calibrate with more text"
 _E4M3_NAN = 0x7F
 """All bits but the sign; codes above it are negative."""
 
 
-def open_weights(engine: Engine) -> tuple[SafetensorsWeights, SafetensorsWeights]:
-    """Target's and drafter's weights, opened by their headers.
+def open_weights(engine: Engine, rank: int = 0) -> tuple[SafetensorsWeights, SafetensorsWeights]:
+    """A rank's weights of target and drafter, opened by their headers.
 
     Raises:
-        UserError: a file is damaged, or its tensors are not those that the engine's config describes.
+        UserError: a file is damaged or of another build, or its tensors are not those of the engine's config.
     """
-    target, drafter = SafetensorsWeights(engine.target_weights), SafetensorsWeights(engine.drafter_weights)
+    config = engine.config
+    target, drafter = (_of_this_build(engine, file) for file in engine.rank_files(rank))
+    ranks = config.build_config.tp_size
     manifests = (
-        target_manifest(TargetCheckpoint(engine.path, engine.config.pretrained_config, target)),
-        drafter_manifest(DrafterCheckpoint(engine.path, engine.config.speculative_config, drafter)),
+        target_manifest(TargetCheckpoint(engine.path, config.pretrained_config, target), ranks),
+        drafter_manifest(DrafterCheckpoint(engine.path, config.speculative_config, drafter), ranks),
     )
     for manifest in manifests:
-        _check_type(manifest, engine.config.build_config.dtype)
+        _check_type(manifest, config.build_config.dtype)
         check_scales(manifest)
     return target, drafter
+
+
+def check_rank_files(engine: Engine) -> None:
+    """Refuse an engine that lacks the file of a rank, or has one of another build.
+
+    Raises:
+        UserError: naming the file.
+    """
+    for rank in range(engine.config.build_config.tp_size):
+        for file in engine.rank_files(rank):
+            _of_this_build(engine, file)
+
+
+def _of_this_build(engine: Engine, file: Path) -> SafetensorsWeights:
+    ranks = engine.config.build_config.tp_size
+    if not file.exists():
+        files = "rank0.safetensors" if ranks == 1 else f"rank0.safetensors to rank{ranks - 1}.safetensors"
+        raise UserError(f"{file}: is missing; tp_size is {ranks} in {CONFIG_FILE}, so {file.parent} must hold {files}")
+    weights = SafetensorsWeights(file)
+    found, expected = weights.metadata().get(BUILD_ID), engine.config.build_id
+    if found != expected:
+        raise UserError(
+            f"{file}: is of another build: its {BUILD_ID} is {found}, {CONFIG_FILE} says {expected}; build the engine "
+            "again"
+        )
+    return weights
 
 
 def check_scales(manifest: Manifest) -> None:

@@ -30,8 +30,8 @@ def describe(path: Path, progress: Progress = nothing) -> dict[str, Any]:
 
     `problems` has one line for each way in which it is not what it says it is. Of a checkpoint that cannot be built,
     `unsupported` says why; of a quantization that cannot be checked, `quantization` does. Of a directory that holds
-    `target` and `drafter`, what each of them is. Of an engine also `cache_bytes`, what it takes beside its weights when
-    it is loaded.
+    `target` and `drafter`, what each of them is. Of an engine, whose ranks are counted together, also
+    `cache_bytes`, what each rank takes beside its weights when it is loaded.
 
     Args:
         path: a directory, or a GGUF file.
@@ -122,7 +122,8 @@ def _describe_engine(path: Path) -> dict[str, Any]:
     engine = open_engine(path)
     config = engine.config
     target, drafter = config.pretrained_config, config.speculative_config
-    layers = [(weights, read_layers(weights)) for weights in open_weights(engine)]
+    ranks = range(config.build_config.tp_size)
+    layers = [(weights, read_layers(weights)) for rank in ranks for weights in open_weights(engine, rank)]
     return {
         "kind": "engine directory",
         "version": config.version,

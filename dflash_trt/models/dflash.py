@@ -31,7 +31,10 @@ class DrafterWeights:
 
 
 def load(loader: WeightLoader, config: DrafterConfig) -> DrafterWeights:
-    """The drafter's weights by the names both checkpoint formats share."""
+    """The drafter's weights by the names both checkpoint formats share.
+
+    `fc` is replicated, as the residual stream is whose states it fuses; so is the small head of a reduced vocabulary.
+    """
     hidden = config.hidden_size
     own_head = (config.draft_vocab_size or 0, hidden) if config.has_reduced_vocabulary else None
     if config.format == "speculators":
@@ -87,6 +90,8 @@ def draft(
     rotary: RotaryTable,
 ) -> Tensor:
     """Logits [B, count, R] of the tokens after the anchor; row j guesses the token j + 1 positions after it.
+
+    Where the head is divided among ranks, these are logits of this rank's part.
 
     Args:
         block: [B, b] the anchor followed by mask tokens; always whole, since a shorter block would hold other guesses.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dflash_trt.checkpoint.target import TargetConfig
 from dflash_trt.models.decoder import DecoderLayer, load_layer, run_layer
+from dflash_trt.models.sharding import vocabulary
 from dflash_trt.models.weights import WeightLoader
 from dflash_trt.ops.base import LayerCache, Linear, Ops, RotaryTable, Span, Tensor
 
@@ -28,8 +29,8 @@ def load(loader: WeightLoader, config: TargetConfig) -> TargetWeights:
 
 def load_decoder(loader: WeightLoader, config: TargetConfig, *, qk_norm: bool) -> TargetWeights:
     """The weights of Llama, or of a family that differs from it by norms on query and key heads."""
-    vocabulary = (config.vocab_size, config.hidden_size)
-    embedding = loader.tensor("model.embed_tokens.weight", vocabulary)
+    table, tokens = (config.vocab_size, config.hidden_size), vocabulary(config.vocab_size)
+    embedding = loader.tensor("model.embed_tokens.weight", table, tokens)
     if config.tie_word_embeddings:
         loader.ignore("lm_head.weight")
     return TargetWeights(
@@ -39,7 +40,7 @@ def load_decoder(loader: WeightLoader, config: TargetConfig, *, qk_norm: bool) -
             for i in range(config.num_hidden_layers)
         ),
         norm=loader.tensor("model.norm.weight", (config.hidden_size,)),
-        head=Linear(embedding) if config.tie_word_embeddings else loader.linear("lm_head", *vocabulary),
+        head=Linear(embedding) if config.tie_word_embeddings else loader.linear("lm_head", *table, sharding=tokens),
     )
 
 

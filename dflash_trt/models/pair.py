@@ -43,7 +43,10 @@ class Pair:
     drafter_rotary: RotaryTable
 
     def target_pass(self, ops: Ops, tokens: Tensor, logit_rows: Tensor, caches: Caches, span: Span) -> Tensor:
-        """Run tokens [B, T], write both caches, and give the logits [B, R, V] of rows `logit_rows` [B, R]."""
+        """Run tokens [B, T], write both caches, and give the logits [B, R, V] of rows `logit_rows` [B, R].
+
+        Of a rank, those of its part of the vocabulary, padding included.
+        """
         hidden, features = FAMILIES[self.target.architecture].forward(
             ops,
             self.target,
@@ -60,7 +63,10 @@ class Pair:
         return ops.linear(ops.select_rows(hidden, logit_rows), self.target_weights.head)
 
     def drafter_pass(self, ops: Ops, block: Tensor, count: int, caches: Caches, span: Span) -> Tensor:
-        """Logits [B, count, V] over the target's vocabulary for the tokens after the anchor of `block` [B, b]."""
+        """Logits [B, count, V] over the target's vocabulary for the tokens after the anchor of `block` [B, b].
+
+        Of a rank, as `target_pass`, unless the drafter has its own head: that is replicated, and so are its logits.
+        """
         own = self.drafter_weights
         logits = dflash.draft(
             ops,
@@ -85,21 +91,25 @@ def load_target(loader: WeightLoader, config: TargetConfig) -> TargetWeights:
     return load(loader, config)
 
 
-def target_manifest(checkpoint: TargetCheckpoint) -> Manifest:
+def target_manifest(checkpoint: TargetCheckpoint, ranks: int = 1) -> Manifest:
     """The tensors that a target's model reads, seen in the headers to be there and to fit its config.
+
+    Args:
+        checkpoint: its config is the whole model's.
+        ranks: of how many ranks its weights are one's.
 
     Raises:
         UserError: one is missing or has another shape or type, or a tensor has no place in the model.
     """
-    manifest = Manifest(checkpoint.weights, checkpoint.config.quantization)
+    manifest = Manifest(checkpoint.weights, checkpoint.config.quantization, ranks)
     load_target(manifest, checkpoint.config)
     manifest.refuse_unread()
     return manifest
 
 
-def drafter_manifest(checkpoint: DrafterCheckpoint) -> Manifest:
+def drafter_manifest(checkpoint: DrafterCheckpoint, ranks: int = 1) -> Manifest:
     """As `target_manifest`, of a drafter."""
-    manifest = Manifest(checkpoint.weights, checkpoint.config.quantization)
+    manifest = Manifest(checkpoint.weights, checkpoint.config.quantization, ranks)
     dflash.load(manifest, checkpoint.config)
     manifest.refuse_unread()
     return manifest

@@ -7,7 +7,7 @@ and lists them from the files' headers, so what a build copies and what a model 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -20,6 +20,7 @@ from dflash_trt.checkpoint.quantization_config import (
 )
 from dflash_trt.checkpoint.weights import INDEX_DTYPES, Weights
 from dflash_trt.errors import UserError
+from dflash_trt.models.sharding import REPLICATED, Sharding, Split, local_shape, of_bias
 from dflash_trt.ops.base import Linear, Tensor
 from dflash_trt.quantization.fp8 import FP8Tensor
 from dflash_trt.quantization.nvfp4 import NVFP4_BLOCK, NVFP4Tensor
@@ -42,18 +43,24 @@ _RECOMPUTED = ".rotary_emb.inv_freq"
 
 
 class WeightLoader(Protocol):
-    """What a model's `load` is given."""
+    """What a model's `load` is given.
 
-    def tensor(self, name: str, shape: tuple[int, ...]) -> Tensor:
+    Shapes are those of the whole model, whose tensors ranks share as `sharding` says; what a loader gives, and checks,
+    is one rank's part.
+    """
+
+    def tensor(self, name: str, shape: tuple[int, ...], sharding: Sharding = REPLICATED) -> Tensor:
         """The floating-point tensor `name`, which must have `shape`."""
 
     def integers(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The integer tensor `name`, which must have `shape`."""
 
-    def linear(self, name: str, out_features: int, in_features: int, *, bias: bool = False) -> Linear:
+    def linear(
+        self, name: str, out_features: int, in_features: int, *, bias: bool = False, sharding: Sharding = REPLICATED
+    ) -> Linear:
         """The layer of `name`.weight [out, in] in any format and, where `bias`, `name`.bias [out]."""
 
-    def packed(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def packed(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, sharding: Sharding) -> Tensor:
         """The tensor `name` of a quantized weight, which must have `shape` and `dtype` and keeps both."""
 
     def scale(self, name: str) -> Tensor:
@@ -74,10 +81,12 @@ class CheckpointLoader:
     place: Callable[[torch.Tensor], torch.Tensor]
     dtype: torch.dtype | None = None
     """What unquantized tensors become; None for the type that they have."""
+    ranks: int = 1
+    """Of how many ranks `weights` are one's."""
 
-    def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def tensor(self, name: str, shape: tuple[int, ...], sharding: Sharding = REPLICATED) -> torch.Tensor:
         """See `WeightLoader.tensor`."""
-        _check(self.weights, name, shape, _FLOATS)
+        _check(self.weights, name, local_shape(shape, sharding, self.ranks), _FLOATS)
         tensor = self.weights.read(name)
         return self.place(tensor if self.dtype is None else tensor.to(self.dtype))
 
@@ -86,15 +95,17 @@ class CheckpointLoader:
         _check(self.weights, name, shape, INDEX_DTYPES)
         return self.place(self.weights.read(name))
 
-    def linear(self, name: str, out_features: int, in_features: int, *, bias: bool = False) -> Linear:
+    def linear(
+        self, name: str, out_features: int, in_features: int, *, bias: bool = False, sharding: Sharding = REPLICATED
+    ) -> Linear:
         """See `WeightLoader.linear`."""
         algo = _algo_in_file(self.weights, name)
         activations = algo is not None and f"{name}.input_scale" in self.weights
-        return _load_linear(self, name, (out_features, in_features), bias, algo, activations)
+        return _load_linear(self, name, (out_features, in_features), sharding, bias, algo, activations)
 
-    def packed(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def packed(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, sharding: Sharding) -> torch.Tensor:
         """See `WeightLoader.packed`."""
-        _check(self.weights, name, shape, (dtype,))
+        _check(self.weights, name, local_shape(shape, sharding, self.ranks), (dtype,))
         return self.place(self.weights.read(name))
 
     def scale(self, name: str) -> torch.Tensor:
@@ -116,6 +127,8 @@ class Manifest:
     weights: Weights
     quantization: QuantizationConfig | None
     """What the config of this model, and of no other, says."""
+    ranks: int = 1
+    """Of how many ranks `weights` are one's: 1 of a checkpoint. Shapes are those of that rank's part."""
     linears: list[str] = field(default_factory=list)
     """Linear layers, in any format."""
     floats: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -127,18 +140,21 @@ class Manifest:
     scales: dict[str, tuple[int, ...]] = field(default_factory=dict)
     """Float32 scalars."""
     ignored: set[str] = field(default_factory=set)
+    shardings: dict[str, Sharding] = field(default_factory=dict)
+    """How ranks share each of these; what is not among them is replicated."""
 
-    def tensor(self, name: str, shape: tuple[int, ...]) -> None:
+    def tensor(self, name: str, shape: tuple[int, ...], sharding: Sharding = REPLICATED) -> None:
         """See `WeightLoader.tensor`."""
-        _check(self.weights, name, shape, _FLOATS)
-        self.floats[name] = shape
+        self.floats[name] = self._part(name, shape, _FLOATS, sharding)
 
     def integers(self, name: str, shape: tuple[int, ...]) -> None:
         """See `WeightLoader.integers`."""
         _check(self.weights, name, shape, INDEX_DTYPES)
         self.others[name] = shape
 
-    def linear(self, name: str, out_features: int, in_features: int, *, bias: bool = False) -> Linear:
+    def linear(
+        self, name: str, out_features: int, in_features: int, *, bias: bool = False, sharding: Sharding = REPLICATED
+    ) -> Linear:
         """See `WeightLoader.linear`."""
         self.linears.append(name)
         algo, activations = None, False
@@ -146,12 +162,11 @@ class Manifest:
             algo = self.quantization.algo_of(name)
             activations = algo is not None and self.quantization.quantizes_activations
         self._check_format(name, algo, in_features)
-        return _load_linear(self, name, (out_features, in_features), bias, algo, activations)
+        return _load_linear(self, name, (out_features, in_features), sharding, bias, algo, activations)
 
-    def packed(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    def packed(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, sharding: Sharding) -> None:
         """See `WeightLoader.packed`."""
-        _check(self.weights, name, shape, (dtype,))
-        self.quantized[name] = shape
+        self.quantized[name] = self._part(name, shape, (dtype,), sharding)
 
     def scale(self, name: str) -> None:
         """See `WeightLoader.scale`."""
@@ -178,6 +193,14 @@ class Manifest:
                 f"describes{why}{count}"
             )
 
+    def _part(
+        self, name: str, shape: tuple[int, ...], dtypes: tuple[torch.dtype, ...], sharding: Sharding
+    ) -> tuple[int, ...]:
+        self.shardings[name] = sharding
+        shape = local_shape(shape, sharding, self.ranks)
+        _check(self.weights, name, shape, dtypes)
+        return shape
+
     def _check_format(self, name: str, algo: QuantAlgo | None, in_features: int) -> None:
         weight = f"{name}.weight"
         if weight not in self.weights:
@@ -203,25 +226,32 @@ class Manifest:
 
 
 def _load_linear(
-    loader: WeightLoader, name: str, shape: tuple[int, int], bias: bool, algo: QuantAlgo | None, activations: bool
+    loader: WeightLoader,
+    name: str,
+    shape: tuple[int, int],
+    sharding: Sharding,
+    bias: bool,
+    algo: QuantAlgo | None,
+    activations: bool,
 ) -> Linear:
     """A layer [out, in] by the names and shapes that ModelOpt's unified checkpoints give each format."""
     weight, scale = f"{name}.weight", f"{name}.weight_scale"
     rows, columns = shape
     held: Tensor | FP8Tensor | NVFP4Tensor
     if algo is None:
-        held = loader.tensor(weight, shape)
+        held = loader.tensor(weight, shape, sharding)
     elif algo == "FP8":
-        held = FP8Tensor(loader.packed(weight, shape, PACKED_DTYPES[algo]), loader.scale(scale))
+        held = FP8Tensor(loader.packed(weight, shape, PACKED_DTYPES[algo], sharding), loader.scale(scale))
     else:
+        of_scales = replace(sharding, filling=1.0) if isinstance(sharding, Split) else sharding
         held = NVFP4Tensor(
-            loader.packed(weight, (rows, columns // 2), PACKED_DTYPES[algo]),
-            loader.packed(scale, (rows, columns // NVFP4_BLOCK), torch.float8_e4m3fn),
+            loader.packed(weight, (rows, columns // 2), PACKED_DTYPES[algo], sharding),
+            loader.packed(scale, (rows, columns // NVFP4_BLOCK), torch.float8_e4m3fn, of_scales),
             loader.scale(f"{name}.weight_scale_2"),
         )
     return Linear(
         held,
-        loader.tensor(f"{name}.bias", (rows,)) if bias else None,
+        loader.tensor(f"{name}.bias", (rows,), of_bias(sharding)) if bias else None,
         loader.scale(f"{name}.input_scale") if activations else None,
     )
 

@@ -1,7 +1,8 @@
 """The vocabulary that models are written in.
 
 A model calls these operations and nothing else, so one definition serves every lowering: `TorchOps` runs it at once, a
-network builder records it. Shapes use B sequences, T rows a sequence, D hidden size, H heads, d head size.
+network builder records it. Shapes use B sequences, T rows a sequence, D hidden size, H heads, d head size. Under tensor
+parallelism a rank's weights are its part of the model's; only `embedding` and `all_reduce` know that there are others.
 """
 
 from __future__ import annotations
@@ -74,10 +75,13 @@ class Ops(Protocol):
     """The operations. Names are the field's; each lowering keeps these shapes and meanings."""
 
     def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
-        """Rows of `table` [V, D] at `ids` [B, T] -> [B, T, D]."""
+        """Rows of a table [V, D] at `ids` [B, T] -> [B, T, D]; `table` is this rank's part of its rows."""
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
         """[..., in] -> [..., out]; weight and activations as `Linear` says."""
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum of every rank's x, the same to the bit on all of them."""
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """x / sqrt(mean(x^2) + eps) * weight over the last axis; the mean is taken in float32 or wider."""

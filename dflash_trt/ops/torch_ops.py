@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dflash_trt.ops.base import LayerCache, Linear, RotaryTable, Span
+from dflash_trt.ops.ranks import ALONE, Ranks
 from dflash_trt.quantization.fp8 import E4M3_IN_FLOAT16, FP8Tensor, decode_e4m3, e4m3_in_float16, encode_fp8
 from dflash_trt.quantization.nvfp4 import NVFP4Tensor, dequantize_nvfp4, fake_quantize_nvfp4
 
@@ -25,9 +26,16 @@ class TorchOps:
 
     quantizes_activations: bool = field(default=False, kw_only=True)
     """Does the model that decides about tokens?"""
+    ranks: Ranks = field(default=ALONE, kw_only=True)
+    """Who else runs this model."""
 
     def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
-        return F.embedding(ids, table)
+        if self.ranks.size == 1:
+            return F.embedding(ids, table)
+        rows = ids - self.ranks.rank * len(table)
+        here = (rows >= 0) & (rows < len(table))
+        found = F.embedding(rows.where(here, 0), table)
+        return self.all_reduce(found.where(here[..., None], 0))
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
         weight = linear.weight
@@ -38,6 +46,9 @@ class TorchOps:
         if x.device.type == "cpu" and weight.shape[0] > _TALL and x.numel() // x.shape[-1] in _FEW_ROWS:
             return _in_parts(x, torch.split(weight, _PART), linear.bias)
         return F.linear(x, weight, linear.bias)
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return self.ranks.all_reduce(x)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, eps)

@@ -26,6 +26,7 @@ def test_both_ways_to_name_checkpoints(capsys: pytest.CaptureFixture[str], tmp_p
             "max_batch_size": 3,
             "max_seq_len": 256,
             "max_num_tokens": 512,
+            "tp_size": 1,
         }
     files = [
         {p.relative_to(tmp_path / n): p.read_bytes() for p in (tmp_path / n).rglob("*") if p.is_file()} for n in "01"
@@ -49,6 +50,25 @@ def test_says_what_weights_and_caches_take(capsys: pytest.CaptureFixture[str], t
     assert f"{described['cache_bytes'] / 1e6:.1f} MB of caches" in result.out
     # Slots, positions with the block, keys and values, layers, two heads of 32, two bytes.
     assert described["cache_bytes"] == 100 * (2048 + 8) * 2 * (4 + 2) * (2 * 32) * 2
+
+
+def test_ranks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """What all hold, what each holds and what padding costs, before and after; as many files as ranks."""
+    options = ["build", "--checkpoint_dir", TINY, "--tp_size", 4, "--dtype", "float64", "--output_dir", tmp_path / "e"]
+    dry, built = invoke(capsys, *options, "--dry_run"), invoke(capsys, *options, "--workers", 3)
+    assert built.status == 0 and built.out == dry.out.replace("would hold ", "")
+    described = json.loads(invoke(capsys, "inspect", tmp_path / "e", "--format", "json").out)
+    each = described["bytes"] / 4 / 1e6
+    assert f"{described['bytes'] / 1e6:.1f} MB of weights in float64" in built.out
+    # Three rows of 128 in embedding and head; the tiny target ties them.
+    padding = f"{3 * 128 * 8 / 1e6:.1f} MB of it all padding: target vocab_size 697 to 700"
+    assert f", {each:.1f} MB on each of 4 ranks, {padding}; " in built.out
+    assert f"{described['cache_bytes'] / 1e6:.1f} MB of caches more on each rank" in built.out
+    assert described["cache_bytes"] == 8 * (2048 + 8) * 2 * (4 + 2) * (1 * 32) * 8
+    for part in ("target", "drafter"):
+        assert sorted(path.name for path in (tmp_path / "e" / part).iterdir()) == [
+            f"rank{rank}.safetensors" for rank in range(4)
+        ]
 
 
 @pytest.mark.parametrize(("trained", "expected"), [(512, 512), (4096, 2048)])

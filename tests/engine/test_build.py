@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
@@ -68,7 +69,7 @@ def test_plan_is_what_is_written(pair: Path) -> None:
     assert sorted(pair.iterdir()) == before
     engine = planned.write()
     assert open_engine(pair / "engine") == engine and engine.config == planned.config
-    for specs, file in ((planned.target_specs, engine.target_weights), (planned.drafter_specs, engine.drafter_weights)):
+    for specs, file in ((planned.target.specs, engine.target_weights), (planned.drafter.specs, engine.drafter_weights)):
         assert {spec.name: spec.shape for spec in specs} == {n: tuple(t.shape) for n, t in load_file(file).items()}
 
 
@@ -175,7 +176,9 @@ def quantized_copy(llms: Engines, name: str, directory: Path) -> Path:
 
 def edit(file: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
     tensors = load_file(file)
-    save_file({**tensors, name: change(tensors[name])}, file)
+    with safe_open(file, "pt") as opened:
+        metadata = opened.metadata()
+    save_file({**tensors, name: change(tensors[name])}, file, metadata)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

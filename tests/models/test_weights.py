@@ -22,6 +22,7 @@ from dflash_trt.errors import UserError
 from dflash_trt.examples.smollm2 import DRAFTER
 from dflash_trt.models import dflash
 from dflash_trt.models.pair import drafter_manifest, target_manifest
+from dflash_trt.models.sharding import REPLICATED, Sharding
 from dflash_trt.models.weights import CheckpointLoader, Manifest
 from dflash_trt.quantization.nvfp4 import NVFP4Tensor
 from tests.checkpoint import tiny_gguf
@@ -121,12 +122,14 @@ def test_reads_what_the_drafter_of_qwen3_8b_holds(tmp_path: Path) -> None:
     read: dict[str, tuple[int, ...]] = {}
 
     class Listed:
-        def tensor(self, name: str, shape: tuple[int, ...]) -> None:
+        def tensor(self, name: str, shape: tuple[int, ...], sharding: Sharding = REPLICATED) -> None:
             read[name] = shape
 
         integers = tensor
 
-        def linear(self, name: str, out_features: int, in_features: int, *, bias: bool = False) -> None:
+        def linear(
+            self, name: str, out_features: int, in_features: int, *, bias: bool = False, sharding: Sharding = REPLICATED
+        ) -> None:
             assert not bias
             read[f"{name}.weight"] = (out_features, in_features)
 
