@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, cast
-
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from typing import TYPE_CHECKING, Any, cast
 
 from dflash_trt.checkpoint.gguf_config import end_token_ids, token_id
 from dflash_trt.checkpoint.gguf_file import GGUFFile, find_gguf
@@ -14,6 +12,9 @@ from dflash_trt.checkpoint.gguf_tokenizer import read_tokenizer
 from dflash_trt.checkpoint.json_object import JsonObject
 from dflash_trt.checkpoint.target import CONFIG_FILE, GENERATION_CONFIG_FILE
 from dflash_trt.errors import UserError, access
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
@@ -78,8 +79,10 @@ def load_tokenizer(directory: Path, origin: Path | None = None) -> PreTrainedTok
     Raises:
         UserError: a file is missing or damaged.
     """
+    from transformers import AutoTokenizer  # takes seconds, which ranks without a tokenizer save
+
     try:
-        return cast(PreTrainedTokenizerFast, AutoTokenizer.from_pretrained(directory, local_files_only=True))
+        return cast("PreTrainedTokenizerFast", AutoTokenizer.from_pretrained(directory, local_files_only=True))
     except Exception as error:  # tokenizers raises nothing narrower, transformers whatever a wrong type leads to
         reason = f"{type(error).__name__}: {error}".splitlines()[0].replace(str(directory), str(origin or directory))
         raise UserError(f"{origin or directory}: its tokenizer cannot be loaded ({reason})") from None

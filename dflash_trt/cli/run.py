@@ -105,9 +105,9 @@ def run(
     if raw_prompt and chat_template_kwargs:
         raise click.UsageError("--raw_prompt and --chat_template_kwargs exclude each other")
     params = SamplingParams(max_tokens=max_output_len, **sampling)
-    llm = LLM(engine_dir, device=device)
-    encoded = _encode(llm, prompts, None if raw_prompt else chat_template_kwargs)
-    generation = _decode(llm.stream(encoded, params, verify_window=1 if no_speculation else verify_window))
+    with LLM(engine_dir, device=device) as llm:
+        encoded = _encode(llm, prompts, None if raw_prompt else chat_template_kwargs)
+        generation = _decode(llm.stream(encoded, params, verify_window=1 if no_speculation else verify_window))
     if output_format == "json":
         click.echo(json.dumps(as_json(prompts, generation), ensure_ascii=False))
         return

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import TypeAdapter, ValidationError
-from transformers import PreTrainedTokenizerFast
 
 from dflash_trt import __version__
 from dflash_trt.checkpoint.pairing import check_pairing
@@ -21,6 +21,9 @@ from dflash_trt.checkpoint.target import CONFIG_FILE
 from dflash_trt.checkpoint.tokenizer import TOKENIZER_FILES, load_tokenizer
 from dflash_trt.engine.config import EngineConfig
 from dflash_trt.errors import UserError, access
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 _CONFIG = TypeAdapter(EngineConfig)
 _ENTRIES = {CONFIG_FILE, "target", "drafter", *TOKENIZER_FILES}

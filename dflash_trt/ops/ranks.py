@@ -50,5 +50,10 @@ class Ranks:
 ALONE = Ranks()
 
 
+def is_disconnection(error: RuntimeError) -> bool:
+    """Whether an exchange failed because another rank is gone; of gloo only the text tells."""
+    return isinstance(error, torch.distributed.DistBackendError) or "/gloo/" in str(error)
+
+
 def _bytes(x: Tensor) -> Tensor:
     return x.view(-1).view(torch.uint8)

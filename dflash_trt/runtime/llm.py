@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from dflash_trt.checkpoint.encoding import Message, encode_conversation, encode_
 from dflash_trt.engine.directory import open_engine
 from dflash_trt.errors import UserError
 from dflash_trt.runtime.detokenizer import Detokenizer
-from dflash_trt.runtime.load import load_executor
+from dflash_trt.runtime.launch import open_executor
 from dflash_trt.runtime.request import FinishReason, Request, Statistics
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.scheduler import Emission, Scheduler
@@ -130,20 +131,41 @@ class TokenStream(Iterator[Emission]):
 class LLM:
     """Decodes with an engine directory.
 
+    An engine of several ranks is run by as many processes, which this one starts, unless torchrun or MPI has started
+    them: then all must make their `LLM` alike. Rank 0 has it; in the others it does what rank 0 says, and exits.
+
     Args:
         engine_dir: what `dflash-trt build` wrote.
-        device: where a torch engine runs; None is the first CUDA device, or the CPU where there is none.
+        device: where a torch engine runs; None is the first CUDA device, or the CPU where there is none. Of several
+            ranks "cuda" gives each its own.
 
     Raises:
-        UserError: the directory is no engine of this version, or a file in it is damaged.
+        UserError: the directory is no engine of this version, a file in it is damaged, or torchrun or MPI has started
+            another number of processes than the engine has ranks.
+        RanksEnded: a rank died.
     """
 
     def __init__(self, engine_dir: str | Path, *, device: str | None = None) -> None:
         self.engine = open_engine(Path(engine_dir))
         self.tokenizer = self.engine.tokenizer()
-        self.executor: Executor = load_executor(self.engine, device)
+        self.executor: Executor
+        self.executor, end = open_executor(self.engine, device)
+        self._end = weakref.finalize(self, end)
         self.slots_used_by: TokenStream | None = None
         """The call whose sequences are in the caches: one at a time has them."""
+
+    def close(self) -> None:
+        """End the other ranks of an engine that has some; so do leaving a `with`, and this object's end.
+
+        It is not to be used after that.
+        """
+        self._end()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def generate(
         self,

@@ -15,35 +15,36 @@ from dflash_trt.models import dflash
 from dflash_trt.models.pair import Pair, load_target
 from dflash_trt.models.rotary import rotary_table
 from dflash_trt.models.weights import CheckpointLoader
+from dflash_trt.ops.ranks import ALONE, Ranks
 from dflash_trt.runtime.torch_executor import TorchExecutor
 
 
-def load_executor(engine: Engine, device: str | None) -> TorchExecutor:
-    """Load an engine of the torch backend; on a CPU its weights stay mapped from their files, held once.
+def load_executor(engine: Engine, device: torch.device, ranks: Ranks = ALONE) -> TorchExecutor:
+    """Load an engine of the torch backend, or a rank's part; on a CPU its weights stay mapped, held once.
 
     Raises:
-        UserError: the device is not there, a weight file is damaged, or there is no memory for the caches.
+        UserError: a weight file is damaged, or there is no memory for the caches.
     """
-    where = _device(device)
     build, target, drafter = (
         engine.config.build_config,
         engine.config.pretrained_config,
         engine.config.speculative_config,
     )
-    target_weights, drafter_weights = open_weights(engine)
+    target_weights, drafter_weights = open_weights(engine, ranks.rank)
     pair = load_pair(
         TargetCheckpoint(engine.path, target, target_weights),
         DrafterCheckpoint(engine.path, drafter, drafter_weights),
         positions=build.max_seq_len + drafter.block_size,
         dtype=getattr(torch, build.dtype),
-        device=where,
+        device=device,
+        ranks=ranks.size,
     )
     no_room = UserError(
-        f"{engine.path}: its caches take {engine.config.cache_bytes} bytes, more than {where} can give; build with a "
+        f"{engine.path}: its caches take {engine.config.cache_bytes} bytes, more than {device} can give; build with a "
         f"smaller --max_batch_size, now {build.max_batch_size}, or --max_seq_len, now {build.max_seq_len}"
     )
     # Linux promises more memory than there is and ends the process that uses it.
-    if engine.config.cache_bytes > _memory(where):
+    if engine.config.cache_bytes > _memory(device):
         raise no_room
     try:
         return TorchExecutor(
@@ -51,13 +52,20 @@ def load_executor(engine: Engine, device: str | None) -> TorchExecutor:
             max_batch_size=build.max_batch_size,
             max_seq_len=build.max_seq_len,
             max_num_tokens=build.max_num_tokens,
+            ranks=ranks,
         )
     except (RuntimeError, MemoryError):  # of torch, OutOfMemoryError on a GPU and a plain RuntimeError on a CPU
         raise no_room from None
 
 
 def load_pair(
-    target: TargetCheckpoint, drafter: DrafterCheckpoint, *, positions: int, dtype: torch.dtype, device: torch.device
+    target: TargetCheckpoint,
+    drafter: DrafterCheckpoint,
+    *,
+    positions: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    ranks: int = 1,
 ) -> Pair:
     """A pair as it runs, of two checkpoints or of an engine's two parts.
 
@@ -66,13 +74,14 @@ def load_pair(
         positions: what rotary tables reach to, of the caches that the pair will run on.
         dtype: what unquantized weights become; those that have it, and all quantized ones, stay mapped on a CPU.
         device: where it will run.
+        ranks: of how many ranks these are one's parts.
 
     Raises:
         UserError: a tensor is not what the model asks for, or a file cannot be read.
     """
 
     def loader(weights: Weights) -> CheckpointLoader:
-        return CheckpointLoader(weights, lambda tensor: tensor.to(device), dtype)
+        return CheckpointLoader(weights, lambda tensor: tensor.to(device), dtype, ranks)
 
     return Pair(
         target=target.config,
@@ -91,15 +100,33 @@ def _memory(device: torch.device) -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _device(name: str | None) -> torch.device:
+def find_device(name: str | None, local_rank: int = 0, local_size: int = 1) -> torch.device:
+    """Where one of `local_size` ranks on this machine runs: each on a GPU of its own, or all on the CPU.
+
+    Args:
+        name: None is CUDA, or the CPU where there is none.
+
+    Raises:
+        UserError: the device is not there, or there are fewer than ranks.
+    """
     if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
         raise UserError(f"device {name!r} is not known; give cpu, cuda or cuda:N") from None
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"device {name!r} is not there: this machine has {torch.cuda.device_count()} CUDA devices")
     if device.type not in ("cpu", "cuda"):
         raise UserError(f"device {name!r} is not supported; give cpu, cuda or cuda:N")
-    return device
+    if device.type == "cpu":
+        return device
+    there = torch.cuda.device_count()
+    if (device.index or 0) >= there:
+        raise UserError(f"device {name!r} is not there: this machine has {there} CUDA devices")
+    if local_size == 1:
+        return device
+    if device.index is not None or local_size > there:
+        raise UserError(
+            f"device is {name!r} for {local_size} ranks on a machine with {there} CUDA devices; each rank takes one: "
+            "give cuda where there are as many, or cpu"
+        )
+    return torch.device("cuda", local_rank)

@@ -32,13 +32,16 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Te
     return c0, c1, c2, c3
 
 
-def gumbel(seeds: Tensor, positions: Tensor, vocab_size: int, dtype: torch.dtype) -> Tensor:
-    """Standard Gumbel noise [..., vocab_size] for int64 `seeds` and `positions` of one shape [...]."""
+def gumbel(seeds: Tensor, positions: Tensor, tokens: int, dtype: torch.dtype, first: int = 0) -> Tensor:
+    """Standard Gumbel noise [..., tokens] for int64 `seeds` and `positions` of one shape [...].
+
+    It is that of tokens `first`, `first` + 1, ...: each rank makes its own.
+    """
     key = ((seeds & _WORD)[..., None], ((seeds >> 32) & _WORD)[..., None])
-    groups = torch.arange((vocab_size + 3) // 4, device=seeds.device)
+    groups = torch.arange(first // 4, (first + tokens + 3) // 4, device=seeds.device)
     zero = torch.zeros_like(groups)
     words = philox((groups, positions[..., None], zero, zero), key)
-    bits = torch.stack(words, dim=-1).flatten(-2)[..., :vocab_size]
+    bits = torch.stack(words, dim=-1).flatten(-2)[..., first % 4 : first % 4 + tokens]
     # (bits + 1/2) / 2^32 lies inside (0, 1), but float32 may round it to 1.
     uniform = ((bits.to(torch.float64) + 0.5) * 2.0**-32).to(dtype)
     uniform.clamp_(max=1.0 - torch.finfo(dtype).eps / 2)

@@ -148,10 +148,13 @@ class Sampling:
     min_p: Tensor
     seeds: Tensor
     penalties: tuple[Penalties | None, ...] = field(repr=False)
+    needs_rows: bool
+    """A penalty or a filter looks at whole rows of logits; otherwise the best token of each part is all it takes."""
 
     @classmethod
     def of(cls, params: Sequence[SamplingParams], penalties: Sequence[Penalties | None]) -> Sampling:
         """Side by side, for parameters that `SamplingParams.each` gave."""
+        filtered = any(p.temperature > 0 and (p.top_k > 0 or p.top_p < 1 or p.min_p > 0) for p in params)
         return cls(
             temperature=torch.tensor([p.temperature for p in params], dtype=torch.float64),
             top_k=torch.tensor([p.top_k for p in params]),
@@ -159,6 +162,7 @@ class Sampling:
             min_p=torch.tensor([p.min_p for p in params], dtype=torch.float64),
             seeds=torch.tensor([p.seed for p in params]),
             penalties=tuple(penalties),
+            needs_rows=filtered or any(each is not None for each in penalties),
         )
 
 
@@ -188,21 +192,52 @@ def choose(logits: Tensor, positions: Tensor, sampling: Sampling, guesses: Tenso
     return chosen.cpu()
 
 
+def choose_in_part(logits: Tensor, positions: Tensor, sampling: Sampling, first: int) -> tuple[Tensor, Tensor]:
+    """The best token of a part of the vocabulary for every row, under parameters that need no whole rows.
+
+    The best of all parts, the first of them where several are, is what `choose` chooses.
+
+    Args:
+        logits: [B, R, P] of tokens `first`..`first` + P - 1.
+        positions: [B, R] as for `choose`.
+
+    Returns:
+        [B, R] what argmax compares, in float64, and [B, R] token ids, on the device of the logits.
+    """
+    scores, ids = logits.max(-1)
+    scores = scores.double()
+    sampled = (sampling.temperature > 0).nonzero()[:, 0]
+    if len(sampled) > 0:
+        noised = _noised(_tempered(logits[sampled], sampling, sampled), positions[sampled], sampling, sampled, first)
+        best = noised.max(-1)
+        scores[sampled], ids[sampled] = best.values.double(), best.indices
+    return scores, ids + first
+
+
 def _draw(logits: Tensor, positions: Tensor, sampling: Sampling, rows: Tensor) -> Tensor:
     """Sample [n, R] from logits [n, R, V] of the sequences `rows` [n], all of which have a temperature."""
-    device, dtype = logits.device, torch.promote_types(logits.dtype, torch.float32)
-    temperature, min_p = (
-        part[rows].to(device, dtype)[:, None, None] for part in (sampling.temperature, sampling.min_p)
-    )
+    scaled = _tempered(logits, sampling, rows)
+    device, dtype = scaled.device, scaled.dtype
+    min_p = sampling.min_p[rows].to(device, dtype)[:, None, None]
     top_k, top_p = (part[rows].to(device)[:, None, None] for part in (sampling.top_k, sampling.top_p))
-    seeds = sampling.seeds[rows].to(device)[:, None].expand_as(positions)
-    scaled = logits.to(dtype) / temperature
     if bool((min_p > 0).any()):
         scaled = scaled.masked_fill(scaled < scaled.amax(-1, keepdim=True) + min_p.log(), float("-inf"))
     if bool(((top_k > 0) | (top_p < 1)).any()):
         scaled = scaled.masked_fill(scaled < _threshold(scaled, top_k, top_p), float("-inf"))
-    noise = gumbel(seeds, positions.to(device), logits.shape[-1], dtype)
-    return (scaled + noise).argmax(-1)
+    return _noised(scaled, positions, sampling, rows).argmax(-1)
+
+
+def _tempered(logits: Tensor, sampling: Sampling, rows: Tensor) -> Tensor:
+    """Logits over temperature, in float32 or wider, of the sequences `rows`."""
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    return logits.to(dtype) / sampling.temperature[rows].to(logits.device, dtype)[:, None, None]
+
+
+def _noised(scaled: Tensor, positions: Tensor, sampling: Sampling, rows: Tensor, first: int = 0) -> Tensor:
+    """[n, R, P] for tokens `first`.., the noise of the sequences `rows` added."""
+    device = scaled.device
+    seeds = sampling.seeds[rows].to(device)[:, None].expand_as(positions)
+    return scaled + gumbel(seeds, positions.to(device), scaled.shape[-1], scaled.dtype, first)
 
 
 def _threshold(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:

@@ -10,23 +10,35 @@ from torch import Tensor
 from dflash_trt.errors import UserError
 from dflash_trt.models.decoder import DecoderLayer, LayerConfig
 from dflash_trt.models.pair import Caches, Pair
+from dflash_trt.models.sharding import kv_heads
 from dflash_trt.ops.base import LayerCache, Span
+from dflash_trt.ops.ranks import ALONE, Ranks
 from dflash_trt.ops.torch_ops import TorchOps
+from dflash_trt.runtime.parallel_choice import choose_among_ranks
 from dflash_trt.runtime.sampling import Sampling, choose
 from dflash_trt.runtime.step import Step, Verified
 
 
 class TorchExecutor:
-    """Runs a pair on one device; its caches are allocated once."""
+    """Runs a pair, or a rank's part of one, on one device; its caches are allocated once.
 
-    def __init__(self, pair: Pair, *, max_batch_size: int, max_seq_len: int, max_num_tokens: int) -> None:
+    Of several ranks, all must be given the same calls in the same order. Each returns the same, with one exception:
+    where a step has penalties or filters, only rank 0 needs them, and only its drafts are looked at.
+    """
+
+    def __init__(
+        self, pair: Pair, *, max_batch_size: int, max_seq_len: int, max_num_tokens: int, ranks: Ranks = ALONE
+    ) -> None:
         self.pair = pair
         self.max_batch_size = max_batch_size
         self.max_seq_len = max_seq_len
         self.max_num_tokens = max_num_tokens
         self.block_size = pair.drafter.block_size
         quantization = pair.target.quantization
-        self._ops = TorchOps(quantizes_activations=quantization is not None and quantization.quantizes_activations)
+        self._ops = TorchOps(
+            quantizes_activations=quantization is not None and quantization.quantizes_activations, ranks=ranks
+        )
+        self._ranks = ranks
         self._device = pair.target_weights.norm.device
         self._caches = Caches(
             self._allocate(pair.target, pair.target_weights.layers),
@@ -49,11 +61,11 @@ class TorchExecutor:
         logits = self.pair.target_pass(
             self._ops, step.tokens.to(self._device), indices.to(self._device), self._caches, span
         )
-        if not bool(logits.isfinite().all()):
+        if not bool(self._ranks.all_gather(logits.isfinite().all().reshape(1)).all()):
             narrow = str(logits.dtype).removeprefix("torch.")
             raise UserError(f"the target's values overflow {narrow}; build the engine with --dtype bfloat16 or float32")
         guesses = step.tokens.gather(1, indices[:, 1:])
-        chosen = choose(logits, step.kv_len[:, None] + indices + 1, step.sampling, guesses)
+        chosen = self._choose(logits, step.kv_len[:, None] + indices + 1, step.sampling, guesses)
         agrees = (guesses == chosen[:, :-1]) & (torch.arange(rows - 1) < step.draft_len[:, None])
         accepted = agrees.long().cumprod(1).sum(1)
         return Verified(accepted, chosen.gather(1, accepted[:, None])[:, 0])
@@ -66,7 +78,9 @@ class TorchExecutor:
         span = self._span(slots, kv_len, self.block_size)
         logits = self.pair.drafter_pass(self._ops, block.to(self._device), count, self._caches, span)
         positions = kv_len[:, None] + torch.arange(1, 1 + count)
-        return choose(logits, positions, sampling, guesses=block[:, :0])
+        if self.pair.drafter_weights.head is not None:  # which every rank has whole
+            return choose(logits, positions, sampling, guesses=block[:, :0])
+        return self._choose(logits, positions, sampling, guesses=block[:, :0])
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         """See `Executor.move_slot`."""
@@ -74,9 +88,13 @@ class TorchExecutor:
             for cache in (layer.keys, layer.values):
                 cache[destination, :, :length] = cache[source, :, :length]
 
+    def _choose(self, logits: Tensor, positions: Tensor, sampling: Sampling, guesses: Tensor) -> Tensor:
+        return choose_among_ranks(self._ranks, logits, self.pair.target.vocab_size, positions, sampling, guesses)
+
     def _allocate(self, config: LayerConfig, layers: Sequence[DecoderLayer]) -> Sequence[LayerCache]:
         positions = self.max_seq_len + self.block_size
-        shape = (self.max_batch_size, config.num_key_value_heads, positions, config.head_dim)
+        heads = kv_heads(config.num_key_value_heads).share(self._ranks.size)
+        shape = (self.max_batch_size, heads, positions, config.head_dim)
 
         def zeros(scale: Tensor | None) -> Tensor:
             dtype = self.pair.target_weights.norm.dtype if scale is None else torch.float8_e4m3fn

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from dflash_trt.runtime.noise import gumbel, philox
@@ -55,3 +57,10 @@ def test_extreme_words_stay_finite(monkeypatch: pytest.MonkeyPatch) -> None:
             noise = gumbel(torch.tensor([0]), torch.tensor([0]), 4, dtype)
             assert bool(torch.isfinite(noise).all())
             assert float(noise.abs().max()) < 24
+
+
+@given(first=st.integers(0, 200), tokens=st.integers(1, 50))
+def test_a_part_of_a_vocabulary_has_the_noise_of_the_whole(first: int, tokens: int) -> None:
+    seeds, positions = torch.tensor([1, 2**62 + 5]), torch.tensor([3, 70000])
+    whole = gumbel(seeds, positions, 300, torch.float32)
+    assert torch.equal(gumbel(seeds, positions, tokens, torch.float32, first), whole[:, first : first + tokens])

@@ -18,7 +18,7 @@ from transformers.generation.logits_process import (
 
 from dflash_trt.errors import UserError
 from dflash_trt.runtime.noise import gumbel
-from dflash_trt.runtime.sampling import Penalties, Sampling, SamplingParams, choose
+from dflash_trt.runtime.sampling import Penalties, Sampling, SamplingParams, choose, choose_in_part
 
 NONE = torch.zeros((1, 0), dtype=torch.int64)
 
@@ -192,3 +192,37 @@ def test_a_flat_neighbour_changes_no_cut() -> None:
 
 def test_minus_one_keeps_all() -> None:
     assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)
+
+
+@given(data=st.data(), size=st.integers(1, 30), part=st.integers(1, 12))
+@settings(max_examples=60, deadline=None)
+def test_the_best_of_all_parts_is_the_choice(data: st.DataObject, size: int, part: int) -> None:
+    """Ties among them: the first of the largest wins, wherever the parts meet."""
+    values = st.lists(st.integers(-2, 2), min_size=4 * size, max_size=4 * size)
+    logits = torch.tensor(data.draw(values), dtype=torch.float64).reshape(2, 2, size)
+    params = [SamplingParams(temperature=t, seed=i) for i, t in enumerate(data.draw(st.permutations([0.0, 1.5])))]
+    sampling, positions = Sampling.of(params, [None, None]), torch.tensor([[4, 5], [9, 10]])
+    assert not sampling.needs_rows
+    parts = [
+        choose_in_part(logits[..., first : first + part], positions, sampling, first) for first in range(0, size, part)
+    ]
+    scores, ids = (torch.stack(each) for each in zip(*parts, strict=True))
+    best = ids.gather(0, scores.argmax(0, keepdim=True))[0]
+    assert torch.equal(best, choose(logits, positions, sampling, NONE.expand(2, 0)))
+
+
+@pytest.mark.parametrize(
+    ("params", "needed"),
+    [
+        (SamplingParams(), False),
+        (SamplingParams(top_k=3, top_p=0.5, min_p=0.5), False),  # greedy: the best passes every filter
+        (SamplingParams(temperature=1.0), False),
+        (SamplingParams(temperature=1.0, top_k=3), True),
+        (SamplingParams(temperature=1.0, top_p=0.5), True),
+        (SamplingParams(temperature=1.0, min_p=0.5), True),
+        (SamplingParams(presence_penalty=0.5), True),
+    ],
+)
+def test_what_needs_whole_rows(params: SamplingParams, needed: bool) -> None:
+    params = replace(params, seed=0)
+    assert Sampling.of([params], [Penalties.of(params, [1], 5)]).needs_rows is needed

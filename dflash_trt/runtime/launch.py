@@ -1,0 +1,83 @@
+"""From an engine directory to an executor, with as many processes as it has ranks."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from dflash_trt.engine.directory import Engine
+from dflash_trt.engine.weights import check_rank_files
+from dflash_trt.errors import UserError
+from dflash_trt.runtime.load import find_device, load_executor
+from dflash_trt.runtime.parallel_executor import ParallelExecutor, serve
+from dflash_trt.runtime.rank_group import World, connect, file_store, launched_world, share_of_cores, world_store
+from dflash_trt.runtime.rank_processes import HERE, LOADED, RankProcesses, environment_of_ranks
+from dflash_trt.runtime.step import Executor
+
+_RANK = "dflash_trt.runtime.rank"
+
+
+def open_executor(engine: Engine, device: str | None) -> tuple[Executor, Callable[[], None]]:
+    """Load an engine; of several ranks, start the others or join those that a launcher has started.
+
+    In a process that a launcher has started as another rank than the first, this serves until that is done, and exits.
+
+    Returns:
+        The executor of rank 0, and what ends the other ranks.
+
+    Raises:
+        UserError: the device is not there, a weight file is missing, damaged or of another build, there is no memory
+            for the caches, or a launcher has started another number of processes than there are ranks.
+        RanksEnded: a rank died.
+    """
+    size, world = engine.config.build_config.tp_size, launched_world()
+    if world is not None and world.size != size:
+        raise UserError(
+            f"{engine.path}: tp_size is {size}, {world.size_variable} is {world.size}; start {size} processes, or one "
+            "without a launcher, or build with that --tp_size"
+        )
+    check_rank_files(engine)
+    if size == 1:
+        return load_executor(engine, find_device(device)), lambda: None
+    executor = _start_ranks(engine, device, size) if world is None else _join(engine, device, world)
+    return executor, executor.close
+
+
+def _start_ranks(engine: Engine, device: str | None, size: int) -> ParallelExecutor:
+    where, threads = find_device(device, 0, size), share_of_cores(size)
+    _limit_threads(threads)
+    with tempfile.TemporaryDirectory(prefix="dflash-trt-") as directory:
+        store = str(Path(directory) / "store")
+        arguments = [str(engine.path.absolute()), device or "", store]
+        processes = RankProcesses(_RANK, arguments, size, environment_of_ranks(threads))
+        try:
+            processes.wait_for(HERE)
+            control, ranks = connect(file_store(store, size), 0, size, where, local=True)
+            executor = load_executor(engine, where, ranks)
+            processes.wait_for(LOADED)
+            processes.watch()
+        except BaseException:
+            processes.close()
+            raise
+    return ParallelExecutor(executor, control, processes)
+
+
+def _join(engine: Engine, device: str | None, world: World) -> ParallelExecutor:
+    where = find_device(device, world.local_rank, world.local_size)
+    _limit_threads(share_of_cores(world.local_size))
+    control, ranks = connect(world_store(world), world.rank, world.size, where, local=False)
+    executor = load_executor(engine, where, ranks)
+    if world.rank > 0:
+        serve(executor, control)
+        sys.exit()
+    return ParallelExecutor(executor, control, processes=None)
+
+
+def _limit_threads(threads: int) -> None:
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(threads)

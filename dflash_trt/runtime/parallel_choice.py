@@ -1,0 +1,48 @@
+"""The choice of a token where each rank has the logits of its part of the vocabulary."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from dflash_trt.ops.ranks import Ranks
+from dflash_trt.runtime.sampling import Sampling, choose, choose_in_part
+
+
+def choose_among_ranks(
+    ranks: Ranks, logits: Tensor, vocab_size: int, positions: Tensor, sampling: Sampling, guesses: Tensor
+) -> Tensor:
+    """`choose`, of all ranks together; every rank returns the same.
+
+    Ranks exchange the score and id of their best tokens. Where penalties or filters look at whole rows, these are
+    gathered, and rank 0 chooses.
+
+    Args:
+        logits: [B, R, P] of this rank's tokens `ranks.rank` * P.., of which those from `vocab_size` on are padding.
+        vocab_size: of the model.
+        positions, guesses: as for `choose`.
+
+    Returns:
+        [B, R] token ids on the CPU.
+    """
+    if ranks.size == 1:
+        return choose(logits, positions, sampling, guesses)
+    if sampling.needs_rows:
+        return _choose_from_rows(ranks, logits, vocab_size, positions, sampling, guesses)
+    first = ranks.rank * logits.shape[-1]
+    logits[..., max(0, vocab_size - first) :] = float("-inf")
+    scores, ids = choose_in_part(logits, positions, sampling, first)
+    # Both in one exchange; float64 and int64 are as wide.
+    found = ranks.all_gather(torch.stack((scores.view(torch.int64), ids)))
+    best = found[:, 0].view(torch.float64).argmax(0, keepdim=True)
+    return found[:, 1].gather(0, best)[0].cpu()
+
+
+def _choose_from_rows(
+    ranks: Ranks, logits: Tensor, vocab_size: int, positions: Tensor, sampling: Sampling, guesses: Tensor
+) -> Tensor:
+    rows = ranks.all_gather(logits).movedim(0, -2).flatten(-2)[..., :vocab_size]
+    chosen = torch.zeros_like(positions)
+    if ranks.rank == 0:
+        chosen = choose(rows, positions, sampling, guesses)
+    return ranks.broadcast(chosen.to(logits.device)).cpu()
