@@ -9,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.examples.smollm2 import DRAFTER, write_bfloat16_checkpoint
+from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
+from dflash_trt.engine.build import Build, plan_build
+from dflash_trt.engine.config import BuildConfig
+from dflash_trt.errors import UserError
+from dflash_trt.examples.smollm2 import DRAFTER, gguf_file, write_bfloat16_checkpoint
 from dflash_trt.runtime.sampling import SamplingParams
 from tests.conftest import build_pair
 
@@ -59,3 +63,19 @@ def test_memory(tmp_path: Path) -> None:
     weights = sum(file.stat().st_size for file in (tmp_path / "engine").rglob("*.safetensors"))
     # The rest is caches, activations and libraries' buffers; a second copy of the weights would not fit.
     assert peaks[1] - peak_memory(idle) < weights + 250 * MEGABYTE
+
+
+def test_ranks(tmp_path: Path) -> None:
+    """Nine heads and three key-value heads, 1536 rows of MLP and 49152 tokens: three ranks need no padding, nine do."""
+    target, drafter = open_target(gguf_file()), open_drafter(DRAFTER)
+
+    def plan(ranks: int) -> Build:
+        return plan_build(target, drafter, BuildConfig("float32", max_seq_len=256, tp_size=ranks), tmp_path / "engine")
+
+    assert [plan(ranks).target.padding(ranks) for ranks in (1, 3)] == [{}, {}]
+    assert plan(9).target.padding(9) == {"vocab_size": (49152, 49158), "intermediate_size": (1536, 1539)}
+    assert plan(3).config.cache_bytes * 3 == plan(1).config.cache_bytes
+    with pytest.raises(
+        UserError, match=r"^tp_size is 2, which does not divide num_attention_heads, 9 in .*; 1, 3 or 9"
+    ):
+        plan(2)

@@ -189,10 +189,10 @@ def _check_ranks(manifests: Sequence[Manifest], ranks: int) -> None:
     if refusal is not None:
         rule, manifest = refusal
         most = max(rule.units for rule, _ in rules if rule.uneven == "refuse")
-        works = [size for size in range(1, most + 1) if all(rule.permits(size) for rule, _ in rules)]
+        works = [str(size) for size in range(1, most + 1) if all(rule.permits(size) for rule, _ in rules)]
         raise UserError(
             f"tp_size is {ranks}, which does not divide {rule.dimension}, {rule.units} in {manifest.weights.path}; "
-            f"{' or '.join(map(str, works))} would work"
+            f"{' or '.join(filter(None, (', '.join(works[:-1]), works[-1])))} would work"
         )
 
 

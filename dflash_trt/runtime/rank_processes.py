@@ -98,6 +98,9 @@ class RankProcesses:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        if self._watcher.is_alive():
+            self._watcher.join()
+        for process in self._processes:
             _pipe(process.stdout).close()
         self._logs.cleanup()
 

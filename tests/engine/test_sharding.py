@@ -160,7 +160,7 @@ def test_sizes_that_work(tmp_path: Path, pair: str, works: tuple[int, ...], refu
         with pytest.raises(UserError) as refusal:
             plan(checkpoints, size, tmp_path / "engine")
         expected = f"tp_size is {size}, which does not divide {dimension} in {checkpoints / 'target'}; "
-        assert str(refusal.value) == f"{expected}{' or '.join(map(str, works))} would work"
+        assert str(refusal.value) == f"{expected}{', '.join(map(str, works[:-1]))} or {works[-1]} would work"
 
 
 def test_heads_fill_whole_blocks(llms: Engines, tmp_path: Path) -> None:
