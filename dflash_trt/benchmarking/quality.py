@@ -22,7 +22,7 @@ from dflash_trt.checkpoint.open_checkpoint import DrafterCheckpoint, TargetCheck
 from dflash_trt.checkpoint.pairing import check_pairing
 from dflash_trt.checkpoint.tokenizer import load_tokenizer, save_tokenizer
 from dflash_trt.checkpoint.weights import Weights
-from dflash_trt.conversion.calibration_text import read_samples
+from dflash_trt.conversion.calibration_text import check_vocabulary, read_samples
 from dflash_trt.conversion.convert import Bar
 from dflash_trt.errors import UserError
 from dflash_trt.models.pair import drafter_manifest, target_manifest
@@ -69,12 +69,7 @@ def read_held_out_text(
     samples = [ids for ids in read_samples(path, tokenizer, size, max_length) if len(ids) > 1]
     if not samples:
         raise UserError(f"{path}: its samples are single tokens, after which there is nothing to predict")
-    largest, vocab_size = max(map(max, samples)), target.config.vocab_size
-    if largest >= vocab_size:
-        raise UserError(
-            f"{path}: holds the token {largest}, outside a vocabulary of {vocab_size}; the tokenizer of {target.path} "
-            "is another model's"
-        )
+    check_vocabulary(samples, target, path)
     return HeldOutText(samples, tokenizer, dtype)
 
 

@@ -120,7 +120,8 @@ class _Reader:
     def logits(self, ids: Sequence[int]) -> Iterator[Tensor]:
         """The logits after every token of a sample, `_HEAD_ROWS` rows [T, V] at a time."""
         config = self.checkpoint.config
-        ops = TorchOps(config.quantization is not None and config.quantization.quantizes_activations)
+        quantization = config.quantization
+        ops = TorchOps(quantizes_activations=quantization is not None and quantization.quantizes_activations)
         for start in range(0, len(ids), _PASS_ROWS):
             tokens = torch.tensor([ids[start : start + _PASS_ROWS]])
             end = start + tokens.shape[1]

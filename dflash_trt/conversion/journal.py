@@ -6,8 +6,11 @@ import hashlib
 import json
 import os
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from dflash_trt.checkpoint.json_object import JsonObject
 from dflash_trt.conversion.calibration import Calibration
@@ -15,6 +18,7 @@ from dflash_trt.errors import UserError, access
 
 JOURNAL_FILE = "unfinished.json"
 _CHUNK = 1 << 22
+_CALIBRATION = TypeAdapter(Calibration)
 
 
 class Journal:
@@ -25,7 +29,7 @@ class Journal:
         settings: everything that the result depends on, as JSON values.
 
     Raises:
-        UserError: the directory holds a journal of other settings, or one that is damaged.
+        UserError: the directory holds a journal of other settings, or one that is damaged, or cannot be written.
     """
 
     def __init__(self, directory: Path, settings: dict[str, Any]) -> None:
@@ -34,16 +38,18 @@ class Journal:
         self._shards: dict[str, str] = {}
         self._settings: dict[str, Any] = json.loads(json.dumps(settings))
         if self._path.exists():
-            found = JsonObject.from_file(self._path)
-            self._refuse_other(dict(found.object("settings").values))
-            calibrations, finished = found.object("calibrations"), found.object("shards")
-            self._calibrations = {model: dict(calibrations.object(model).values) for model in calibrations.values}
-            self._shards = {shard: finished.text(shard) for shard in finished.values}
+            self._take_up(JsonObject.from_file(self._path))
+        self._write()
 
     def calibration(self, model: str) -> Calibration | None:
         """What was found by running `model`, if it was run."""
         found = self._calibrations.get(model)
-        return None if found is None else Calibration(**found)
+        if found is None:
+            return None
+        try:
+            return _CALIBRATION.validate_python(found)
+        except ValidationError:
+            raise UserError(f"{self._path}: is damaged; remove {self._path.parent} and begin anew") from None
 
     def record_calibration(self, model: str, calibration: Calibration) -> None:
         """Keep it."""
@@ -65,19 +71,22 @@ class Journal:
         """Nothing was recorded."""
         return not self._calibrations and not self._shards
 
-    def remove(self) -> None:
-        """The conversion is finished."""
-        self._path.unlink(missing_ok=True)
+    def _take_up(self, found: JsonObject) -> None:
+        self._refuse_other(dict(found.object("settings").values))
+        calibrations, finished = found.object("calibrations"), found.object("shards")
+        self._calibrations = {model: dict(calibrations.object(model).values) for model in calibrations.values}
+        self._shards = {shard: finished.text(shard) for shard in finished.values}
 
     def _key(self, shard: Path) -> str:
         return str(shard.relative_to(self._path.parent))
 
     def _refuse_other(self, found: dict[str, Any]) -> None:
         for key in (*self._settings, *found):
-            if found.get(key) != self._settings.get(key):
+            before, now = found.get(key), self._settings.get(key)
+            if before != now:
                 raise UserError(
-                    f"{self._path}: was begun with {key} {json.dumps(found.get(key))}, now it is "
-                    f"{json.dumps(self._settings.get(key))}; give the same again, or remove {self._path.parent}"
+                    f"{self._path}: was begun with {key} {json.dumps(before)}, now it is {json.dumps(now)}; give the "
+                    f"same again, or remove {self._path.parent}"
                 )
 
     def _write(self) -> None:
@@ -97,9 +106,10 @@ def checksum(path: Path) -> str:
     return digest.hexdigest()
 
 
-def fingerprint(path: Path) -> str:
-    """What tells that a checkpoint is still the same without reading it: a digest of its files' sizes and times."""
+def fingerprint(path: Path, option: str) -> dict[str, str]:
+    """What tells that a checkpoint is the same without reading it: size and time of change of each of its files."""
     with access(path, "read"):
         files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
-        found = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    return hashlib.sha256(json.dumps(found).encode()).hexdigest()
+        states = [(file.name, file.stat()) for file in files]
+    changed = [(name, datetime.fromtimestamp(state.st_mtime_ns / 1e9).isoformat(), state) for name, state in states]
+    return {f"{option}/{name}": f"{state.st_size} bytes of {time}" for name, time, state in changed}

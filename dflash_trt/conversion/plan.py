@@ -58,7 +58,7 @@ class ModelPlan:
     Attributes:
         weights: the source.
         quantization: what the result says of itself; None where nothing is quantized.
-        quantized: modules whose weight is quantized, in the model's order.
+        quantized: modules whose weight is quantized.
         attentions: modules whose keys and values will be cached in FP8.
         dtype: type that floating tensors get which are not quantized; None where each keeps its own.
         files: everything but the weights, by name.
@@ -66,8 +66,8 @@ class ModelPlan:
 
     weights: Weights
     quantization: QuantizationConfig | None
-    quantized: tuple[str, ...]
-    attentions: tuple[str, ...]
+    quantized: frozenset[str]
+    attentions: frozenset[str]
     dtype: torch.dtype | None
     files: dict[str, bytes]
 
@@ -77,9 +77,10 @@ class ModelPlan:
         return None if self.quantization is None else self.quantization.quant_algo
 
     @property
-    def calibrated_inputs(self) -> tuple[str, ...]:
+    def calibrated_inputs(self) -> frozenset[str]:
         """Modules of which the largest input has to be known."""
-        return self.quantized if self.quantization is not None and self.quantization.quantizes_activations else ()
+        calibrated = self.quantization is not None and self.quantization.quantizes_activations
+        return self.quantized if calibrated else frozenset()
 
     @property
     def needs_calibration(self) -> bool:
@@ -118,12 +119,13 @@ def _plan(
     manifest: Manifest, bare: Sequence[str], config: dict[str, Any], files: dict[str, bytes], formats: Formats
 ) -> ModelPlan:
     quantized = _quantized(manifest, formats)
-    attentions = tuple(
+    attentions = frozenset(
         name.removesuffix(".k_proj")
         for name in manifest.linears
         if formats.kv_cache_qformat == "fp8" and name.endswith(".k_proj")
     )
-    if formats.qformat == "bf16" and QUANTIZATION_KEY not in config:
+    config = {key: value for key, value in config.items() if key != QUANTIZATION_KEY}  # which said that nothing is
+    if formats.qformat == "bf16":
         config = {**config, _dtype_key(config): "bfloat16"}
     quantization = None
     if quantized or attentions:
@@ -145,12 +147,12 @@ def _plan(
     )
 
 
-def _quantized(manifest: Manifest, formats: Formats) -> tuple[str, ...]:
+def _quantized(manifest: Manifest, formats: Formats) -> frozenset[str]:
     """The linear layers that no pattern excludes, seen to be quantizable."""
     if formats.qformat == "bf16":
         if formats.exclude_modules:
             raise UserError(f"exclude_modules {' '.join(formats.exclude_modules)}: qformat bf16 quantizes no module")
-        return ()
+        return frozenset()
     for pattern in formats.exclude_modules:
         if not any(fnmatchcase(module, pattern) for module in manifest.linears):
             raise UserError(
@@ -158,7 +160,7 @@ def _quantized(manifest: Manifest, formats: Formats) -> tuple[str, ...]:
                 f"{manifest.linears[0]}"
             )
     patterns = (*ALWAYS_EXCLUDED, *formats.exclude_modules)
-    quantized = tuple(
+    quantized = frozenset(
         module for module in manifest.linears if not any(fnmatchcase(module, pattern) for pattern in patterns)
     )
     if not quantized:
@@ -166,7 +168,7 @@ def _quantized(manifest: Manifest, formats: Formats) -> tuple[str, ...]:
             f"exclude_modules {' '.join(formats.exclude_modules)}: leaves nothing of {manifest.weights.path} to "
             "quantize; give fewer patterns, or --qformat bf16"
         )
-    for module in quantized:
+    for module in sorted(quantized):
         _check_quantizable(manifest.weights, module, formats.qformat)
     return quantized
 
@@ -205,7 +207,7 @@ def summarize(unquantized: Collection[str], quantized: Collection[str]) -> tuple
 
 
 def _refuse_quantized(path: Path, found: QuantizationConfig | None) -> None:
-    if found is not None:
+    if found is not None and (found.quant_algo or found.kv_cache_quant_algo):
         what = found.quant_algo or f"a cache of {found.kv_cache_quant_algo}"
         raise UserError(f"{path}: is quantized already ({what}); give the checkpoint that it was made from")
 

@@ -155,6 +155,107 @@ def test_what_broke_off_is_not_overwritten_and_not_mixed(
     assert unfinished_dir(output).exists()
 
 
+def test_a_changed_source_is_named(tmp_path: Path, pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, output = sharded(pair("llama", torch.bfloat16), tmp_path / "source", 3), tmp_path / "out"
+    with broken_after(monkeypatch, shards=1), pytest.raises(KeyboardInterrupt):
+        plan(source, output).run()
+    os.utime(source / "target/model-00002-of-00003.safetensors", (0, 0))
+    with pytest.raises(UserError, match=r"was begun with target_dir/model-00002-of-00003\.safetensors .* 1970-01-01"):
+        plan(source, output, resume=True).run()
+
+
+def test_a_stranger_where_the_conversion_would_be_written_is_left_alone(tmp_path: Path, pair: MakePair) -> None:
+    unfinished = unfinished_dir(tmp_path / "out")
+    unfinished.mkdir()
+    (unfinished / "notes.txt").write_text("mine")
+    for resume in (False, True):
+        with pytest.raises(UserError, match=r"out\.unfinished: is where the conversion would be written, and is none"):
+            plan(pair("llama", torch.bfloat16), tmp_path / "out", resume=resume)
+    assert (unfinished / "notes.txt").read_text() == "mine"
+
+
+def test_a_second_conversion_into_the_same_place_is_refused(
+    tmp_path: Path, pair: MakePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, output = pair("llama", torch.bfloat16), tmp_path / "out"
+    first, convert_shard = plan(source, output), module.convert_shard
+
+    def meanwhile(*arguments: Any) -> None:
+        with pytest.raises(UserError, match=r"out\.unfinished: another process is converting into it"):
+            plan(source, output, resume=True).run()
+        convert_shard(*arguments)
+
+    monkeypatch.setattr(module, "convert_shard", meanwhile)
+    first.run()
+    assert sorted(path.name for path in output.iterdir()) == ["drafter", "target"]
+
+
+def test_what_cannot_take_its_name_can_be_taken_up(
+    tmp_path: Path, pair: MakePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, output = pair("llama", torch.bfloat16), tmp_path / "out"
+    conversion = plan(source, output)
+    output.mkdir()
+    (output / "notes.txt").write_text("came in between")
+    with pytest.raises(UserError, match="out: cannot be written"):
+        conversion.run()
+    (output / "notes.txt").unlink()
+
+    def again(*arguments: Any) -> None:
+        raise AssertionError("converted again")
+
+    monkeypatch.setattr(module, "convert_shard", again)
+    plan(source, output, resume=True).run()
+    assert sorted(path.name for path in output.iterdir()) == ["drafter", "target"]
+
+
+def test_a_damaged_journal_is_refused(tmp_path: Path, pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, output = pair("llama", torch.bfloat16), tmp_path / "out"
+    with broken_after(monkeypatch, shards=1), pytest.raises(KeyboardInterrupt):
+        plan(source, output).run()
+    journal = unfinished_dir(output) / "unfinished.json"
+    journal.write_text(journal.read_text()[:-2])
+    with pytest.raises(UserError, match=r"unfinished\.json: is not JSON"):
+        plan(source, output, resume=True).run()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_what_is_not_quantized_must_be_finite_too(tmp_path: Path, pair: MakePair, value: float) -> None:
+    source = sharded(pair("llama", torch.bfloat16), tmp_path / "source", 1)
+    file = source / "target/model-00001-of-00001.safetensors"
+    tensors = load_file(file)
+    tensors["model.embed_tokens.weight"][7, 7] = value
+    save_file(tensors, file)
+    with pytest.raises(UserError, match=r"of-00001\.safetensors: model\.embed_tokens\.weight holds NaN or infinity"):
+        plan(source, tmp_path / "out").run()
+
+
+def test_what_bf16_cannot_hold_is_refused(tmp_path: Path, pair: MakePair) -> None:
+    source = sharded(pair("llama", torch.float32), tmp_path / "source", 1)
+    file = source / "target/model-00001-of-00001.safetensors"
+    tensors = load_file(file)
+    tensors["model.norm.weight"][0] = 3.4e38
+    save_file(tensors, file)
+    with pytest.raises(UserError, match=r"model\.norm\.weight holds 3\.4e\+38, beyond bfloat16"):
+        plan(source, tmp_path / "out", Formats("bf16")).run()
+
+
+def test_samples_are_no_longer_than_the_model_takes(tmp_path: Path, pair: MakePair, text: Path) -> None:
+    target = open_target(pair("llama", torch.bfloat16) / "target")
+    with pytest.raises(UserError, match="calib_seq_len is 513, above max_position_embeddings 512"):
+        data = CalibrationData(text, size=8, max_length=513)
+        plan_conversion(target, Formats("fp8"), None, Formats("bf16"), data, tmp_path / "out")
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path, pair: MakePair, text: Path) -> None:
+    source = sharded(pair("llama", torch.bfloat16), tmp_path / "source", 1)
+    save_tokenizer(source / "target", 256)
+    text = tmp_path / "text.txt"
+    text.write_text("naïve café")
+    with pytest.raises(UserError, match=r"text\.txt: holds the token \d+, outside a vocabulary of 97"):
+        plan(source, tmp_path / "out", Formats("fp8"), text=text)
+
+
 def test_a_failure_before_anything_is_finished_leaves_nothing(tmp_path: Path, pair: MakePair) -> None:
     source = sharded(pair("llama", torch.bfloat16), tmp_path / "source", 1)
     file = source / "target/model-00001-of-00001.safetensors"
@@ -232,7 +333,7 @@ print(peaks["RssAnon"], peaks["RssFile"])
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_a_checkpoint_is_never_in_memory(tmp_path: Path) -> None:
-    """A quarter of a gigabyte in 8 files: copies stay below an eighth of it, mapped pages below two files."""
+    """A quarter of a gigabyte in 8 files: copies take less than a quarter of it, mapped pages less than a third."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(

@@ -57,7 +57,7 @@ def test_formats_of_one_model_do_not_reach_the_other(pair: MakePair) -> None:
     drafter = plan_drafter(open_drafter(directory / "drafter"), Formats("nvfp4", "fp8"))
     assert target.quantization is None and not target.attentions and "hf_quant_config.json" not in target.files
     assert "quantization_config" not in json.loads(target.files["config.json"])
-    assert drafter.attentions == ("layers.0.self_attn", "layers.1.self_attn")
+    assert drafter.attentions == {"layers.0.self_attn", "layers.1.self_attn"}
 
 
 def test_fused_layers_are_those_that_are_quantized(pair: MakePair) -> None:
@@ -72,6 +72,14 @@ def test_fused_layers_are_those_that_are_quantized(pair: MakePair) -> None:
 def test_bf16_says_so_in_the_config(pair: MakePair) -> None:
     plan = plan_target(open_target(pair("llama", torch.float32) / "target"), Formats("bf16"))
     assert json.loads(plan.files["config.json"])["dtype"] == "bfloat16"
+
+
+def test_a_null_declaration_is_none(tmp_path: Path) -> None:
+    random_target(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": None, "dtype": "float32"}))
+    config = json.loads(plan_target(open_target(tmp_path), Formats("bf16")).files["config.json"])
+    assert config["dtype"] == "bfloat16" and "quantization_config" not in config
 
 
 @pytest.mark.parametrize(
