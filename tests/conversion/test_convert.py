@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -155,6 +156,69 @@ def test_what_broke_off_is_not_overwritten_and_not_mixed(
     assert unfinished_dir(output).exists()
 
 
+def test_what_was_killed_in_its_first_file_is_not_mixed(
+    tmp_path: Path, pair: MakePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is finished then, but `hf_quant_config.json` stands there."""
+    source, output = pair("llama", torch.bfloat16), tmp_path / "out"
+    unfinished = unfinished_dir(output)
+
+    def killed(*arguments: Any) -> None:
+        shutil.copytree(unfinished, tmp_path / "left")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "convert_shard", killed)
+    with pytest.raises(KeyboardInterrupt):
+        plan(source, output).run()
+    monkeypatch.undo()
+    (tmp_path / "left").rename(unfinished)
+    with pytest.raises(UserError, match=r'target qformat "w4a16_nvfp4", now it is "bf16"; give the same again'):
+        plan(source, output, Formats("bf16"), resume=True)
+    plan(source, output, resume=True).run()
+    assert sorted(path.name for path in output.iterdir()) == ["drafter", "target"]
+
+
+def test_what_is_no_conversion_is_not_taken_up(tmp_path: Path, pair: MakePair) -> None:
+    unfinished = unfinished_dir(tmp_path / "out")
+    unfinished.mkdir()
+    (unfinished / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"out\.unfinished: holds files, but no unfinished\.json"):
+        plan(pair("llama", torch.bfloat16), tmp_path / "out", resume=True)
+    assert (unfinished / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("", r"unfinished\.json: is not JSON .*; put it right, or remove .*out\.unfinished$"),
+        ('{"settings": {}, "calibrations": {}, "shards": 1}', "shards is 1: must be an object; put it right"),
+        (
+            '{"settings": {}, "calibrations": {"target": {"inputs": {"a": "b"}}}, "shards": {}}',
+            r"is damaged, calibrations\.target\.inputs\.a: .*; remove .*out\.unfinished$",
+        ),
+    ],
+)
+def test_a_damaged_journal_is_refused(tmp_path: Path, pair: MakePair, damage: str, message: str) -> None:
+    unfinished = unfinished_dir(tmp_path / "out")
+    unfinished.mkdir()
+    (unfinished / "unfinished.json").write_text(damage)
+    with pytest.raises(UserError, match=message):
+        plan(pair("llama", torch.bfloat16), tmp_path / "out", resume=True)
+
+
+def test_an_output_that_cannot_be_replaced_is_refused_at_once(
+    tmp_path: Path, pair: MakePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = pair("llama", torch.bfloat16)
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(UserError, match="loop: "):
+        plan(source, tmp_path / "loop")
+    (tmp_path / "volume").mkdir()
+    monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "volume")
+    with pytest.raises(UserError, match="volume: is a mount point"):
+        plan(source, tmp_path / "volume")
+
+
 def test_a_failure_before_anything_is_finished_leaves_nothing(tmp_path: Path, pair: MakePair) -> None:
     source = sharded(pair("llama", torch.bfloat16), tmp_path / "source", 1)
     file = source / "target/model-00001-of-00001.safetensors"
@@ -163,7 +227,7 @@ def test_a_failure_before_anything_is_finished_leaves_nothing(tmp_path: Path, pa
     save_file(tensors, file)
     before = sorted(tmp_path.iterdir())
     with pytest.raises(UserError, match=r"of-00001\.safetensors: model\.layers\.2\.mlp\.up_proj\.weight: 1 of its"):
-        plan(source, tmp_path / "out").run()
+        plan(source, tmp_path / "new" / "out").run()
     assert sorted(tmp_path.iterdir()) == before
 
 
