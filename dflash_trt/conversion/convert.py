@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -132,7 +132,7 @@ def plan_conversion(
 
     Raises:
         UserError: a checkpoint is damaged or quantized already, the two do not belong together, the formats cannot be
-            had, the text is missing or not needed, or `output_dir` is taken.
+            had, the text is missing or not needed, or `output_dir` is taken or holds another conversion that broke off.
     """
     place = _check_output_dir(output_dir, resume)
     if drafter is not None:
@@ -167,6 +167,7 @@ def plan_conversion(
         **({} if drafter is None else _settings("drafter", drafter.path, drafter_formats)),
         **({} if calibration is None else calibration.settings()),
     }
+    Journal(unfinished_dir(place), settings)  # refuses what cannot be taken up
     return Conversion(target, target_plan, drafter, drafter_plan, samples, settings, place)
 
 
@@ -202,17 +203,15 @@ def unfinished_dir(output_dir: Path) -> Path:
 def _check_output_dir(output_dir: Path, resume: bool) -> Path:
     with access(output_dir, "written"):
         place = Path(os.path.realpath(output_dir))
-        if place.exists() and not (place.is_dir() and not any(place.iterdir())):
+        if place.is_symlink() or (place.exists() and not (place.is_dir() and not any(place.iterdir()))):
             raise UserError(f"{output_dir}: exists and is not empty; give --output_dir another name, or remove it")
+        if place.is_mount():
+            raise UserError(f"{output_dir}: is a mount point, which cannot be replaced; name a directory inside it")
         ancestor = next(parent for parent in place.parents if parent.exists())
         with tempfile.TemporaryDirectory(prefix=f".{place.name}.", dir=ancestor):
             pass
-        if place.is_mount():
-            raise UserError(f"{output_dir}: is a mount point, which cannot be replaced; give a directory inside it")
     unfinished = unfinished_dir(place)
-    if unfinished.exists() and not (unfinished / JOURNAL_FILE).is_file():
-        raise UserError(f"{unfinished}: is where the conversion would be written, and is none; move or remove it")
-    if unfinished.exists() and not resume:
+    if (unfinished / JOURNAL_FILE).is_file() and not resume:
         raise UserError(f"{unfinished}: holds a conversion that broke off; go on with --resume, or remove it")
     return place
 
@@ -228,15 +227,20 @@ def _tokenizer(plan: ModelPlan, origin: Path) -> PreTrainedTokenizerFast:
 def _unfinished(output_dir: Path, settings: dict[str, Any]) -> Iterator[tuple[Path, Journal]]:
     """A sibling of `output_dir` that takes its name if the block ends well, and else is kept if it holds anything."""
     directory = unfinished_dir(output_dir)
+    journal = Journal(directory, settings)
+    missing_parents = [parent for parent in directory.parents if not parent.exists()]
     with access(output_dir, "written"):
         directory.mkdir(parents=True, exist_ok=True)
     with _only_one(directory):
-        journal = Journal(directory, settings)
         try:
+            journal.begin()
             yield directory, journal
         except BaseException:
             if journal.is_empty:
                 shutil.rmtree(directory, ignore_errors=True)
+                with suppress(OSError):  # one that others use by now is not empty
+                    for parent in missing_parents:
+                        parent.rmdir()
             raise
         with access(output_dir, "written"):
             if output_dir.exists():

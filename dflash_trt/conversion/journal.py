@@ -18,7 +18,7 @@ from dflash_trt.errors import UserError, access
 
 JOURNAL_FILE = "unfinished.json"
 _CHUNK = 1 << 22
-_CALIBRATION = TypeAdapter(Calibration)
+_CALIBRATIONS = TypeAdapter(dict[str, Calibration])
 
 
 class Journal:
@@ -29,31 +29,48 @@ class Journal:
         settings: everything that the result depends on, as JSON values.
 
     Raises:
-        UserError: the directory holds a journal of other settings, or one that is damaged, or cannot be written.
+        UserError: the directory holds a journal of other settings, one that is damaged, or files and no journal.
     """
 
     def __init__(self, directory: Path, settings: dict[str, Any]) -> None:
         self._path = directory / JOURNAL_FILE
-        self._calibrations: dict[str, dict[str, Any]] = {}
+        self._calibrations: dict[str, Calibration] = {}
         self._shards: dict[str, str] = {}
         self._settings: dict[str, Any] = json.loads(json.dumps(settings))
-        if self._path.exists():
-            self._take_up(JsonObject.from_file(self._path))
-        self._write()
+        with access(directory, "read"):
+            is_taken = directory.exists() and any(directory.iterdir())
+        if is_taken:
+            self._read()
+
+    def _read(self) -> None:
+        directory = self._path.parent
+        if not self._path.exists():
+            raise UserError(f"{directory}: holds files, but no {JOURNAL_FILE} of a conversion; move or remove it")
+        try:
+            found = JsonObject.from_file(self._path)
+            settings, finished = found.object("settings").values, found.object("shards")
+            self._calibrations = _CALIBRATIONS.validate_python(found.object("calibrations").values)
+            self._shards = {shard: finished.text(shard) for shard in finished.values}
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, ("calibrations", *first["loc"])))
+            raise UserError(f"{self._path}: is damaged, {where}: {first['msg']}; remove {directory}") from None
+        except UserError as error:
+            raise UserError(f"{error}; put it right, or remove {directory}") from None
+        self._refuse_other(dict(settings))
+
+    def begin(self) -> None:
+        """Say what is being done before any of it is, so that whatever breaks off can be told from anything else."""
+        if not self._path.exists():
+            self._write()
 
     def calibration(self, model: str) -> Calibration | None:
         """What was found by running `model`, if it was run."""
-        found = self._calibrations.get(model)
-        if found is None:
-            return None
-        try:
-            return _CALIBRATION.validate_python(found)
-        except ValidationError:
-            raise UserError(f"{self._path}: is damaged; remove {self._path.parent} and begin anew") from None
+        return self._calibrations.get(model)
 
     def record_calibration(self, model: str, calibration: Calibration) -> None:
         """Keep it."""
-        self._calibrations[model] = asdict(calibration)
+        self._calibrations[model] = calibration
         self._write()
 
     def has(self, shard: Path) -> bool:
@@ -71,12 +88,6 @@ class Journal:
         """Nothing was recorded."""
         return not self._calibrations and not self._shards
 
-    def _take_up(self, found: JsonObject) -> None:
-        self._refuse_other(dict(found.object("settings").values))
-        calibrations, finished = found.object("calibrations"), found.object("shards")
-        self._calibrations = {model: dict(calibrations.object(model).values) for model in calibrations.values}
-        self._shards = {shard: finished.text(shard) for shard in finished.values}
-
     def _key(self, shard: Path) -> str:
         return str(shard.relative_to(self._path.parent))
 
@@ -90,7 +101,8 @@ class Journal:
                 )
 
     def _write(self) -> None:
-        content = {"settings": self._settings, "calibrations": self._calibrations, "shards": self._shards}
+        calibrations = {model: asdict(found) for model, found in self._calibrations.items()}
+        content = {"settings": self._settings, "calibrations": calibrations, "shards": self._shards}
         new = self._path.with_suffix(".new")
         with access(self._path, "written"):
             new.write_text(json.dumps(content, indent=1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -164,16 +165,6 @@ def test_a_changed_source_is_named(tmp_path: Path, pair: MakePair, monkeypatch: 
         plan(source, output, resume=True).run()
 
 
-def test_a_stranger_where_the_conversion_would_be_written_is_left_alone(tmp_path: Path, pair: MakePair) -> None:
-    unfinished = unfinished_dir(tmp_path / "out")
-    unfinished.mkdir()
-    (unfinished / "notes.txt").write_text("mine")
-    for resume in (False, True):
-        with pytest.raises(UserError, match=r"out\.unfinished: is where the conversion would be written, and is none"):
-            plan(pair("llama", torch.bfloat16), tmp_path / "out", resume=resume)
-    assert (unfinished / "notes.txt").read_text() == "mine"
-
-
 def test_a_second_conversion_into_the_same_place_is_refused(
     tmp_path: Path, pair: MakePair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,18 +196,28 @@ def test_what_cannot_take_its_name_can_be_taken_up(
         raise AssertionError("converted again")
 
     monkeypatch.setattr(module, "convert_shard", again)
+
+
+def test_what_was_killed_in_its_first_file_is_not_mixed(
+    tmp_path: Path, pair: MakePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is finished then, but `hf_quant_config.json` stands there."""
+    source, output = pair("llama", torch.bfloat16), tmp_path / "out"
+    unfinished = unfinished_dir(output)
+
+    def killed(*arguments: Any) -> None:
+        shutil.copytree(unfinished, tmp_path / "left")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "convert_shard", killed)
+    with pytest.raises(KeyboardInterrupt):
+        plan(source, output).run()
+    monkeypatch.undo()
+    (tmp_path / "left").rename(unfinished)
+    with pytest.raises(UserError, match=r'target qformat "w4a16_nvfp4", now it is "bf16"; give the same again'):
+        plan(source, output, Formats("bf16"), resume=True)
     plan(source, output, resume=True).run()
     assert sorted(path.name for path in output.iterdir()) == ["drafter", "target"]
-
-
-def test_a_damaged_journal_is_refused(tmp_path: Path, pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, output = pair("llama", torch.bfloat16), tmp_path / "out"
-    with broken_after(monkeypatch, shards=1), pytest.raises(KeyboardInterrupt):
-        plan(source, output).run()
-    journal = unfinished_dir(output) / "unfinished.json"
-    journal.write_text(journal.read_text()[:-2])
-    with pytest.raises(UserError, match=r"unfinished\.json: is not JSON"):
-        plan(source, output, resume=True).run()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
@@ -256,6 +257,47 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path, pair: MakePair,
         plan(source, tmp_path / "out", Formats("fp8"), text=text)
 
 
+def test_what_is_no_conversion_is_not_taken_up(tmp_path: Path, pair: MakePair) -> None:
+    unfinished = unfinished_dir(tmp_path / "out")
+    unfinished.mkdir()
+    (unfinished / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"out\.unfinished: holds files, but no unfinished\.json"):
+        plan(pair("llama", torch.bfloat16), tmp_path / "out", resume=True)
+    assert (unfinished / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("", r"unfinished\.json: is not JSON .*; put it right, or remove .*out\.unfinished$"),
+        ('{"settings": {}, "calibrations": {}, "shards": 1}', "shards is 1: must be an object; put it right"),
+        (
+            '{"settings": {}, "calibrations": {"target": {"inputs": {"a": "b"}}}, "shards": {}}',
+            r"is damaged, calibrations\.target\.inputs\.a: .*; remove .*out\.unfinished$",
+        ),
+    ],
+)
+def test_a_damaged_journal_is_refused(tmp_path: Path, pair: MakePair, damage: str, message: str) -> None:
+    unfinished = unfinished_dir(tmp_path / "out")
+    unfinished.mkdir()
+    (unfinished / "unfinished.json").write_text(damage)
+    with pytest.raises(UserError, match=message):
+        plan(pair("llama", torch.bfloat16), tmp_path / "out", resume=True)
+
+
+def test_an_output_that_cannot_be_replaced_is_refused_at_once(
+    tmp_path: Path, pair: MakePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = pair("llama", torch.bfloat16)
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(UserError, match="loop: "):
+        plan(source, tmp_path / "loop")
+    (tmp_path / "volume").mkdir()
+    monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "volume")
+    with pytest.raises(UserError, match="volume: is a mount point"):
+        plan(source, tmp_path / "volume")
+
+
 def test_a_failure_before_anything_is_finished_leaves_nothing(tmp_path: Path, pair: MakePair) -> None:
     source = sharded(pair("llama", torch.bfloat16), tmp_path / "source", 1)
     file = source / "target/model-00001-of-00001.safetensors"
@@ -264,7 +306,7 @@ def test_a_failure_before_anything_is_finished_leaves_nothing(tmp_path: Path, pa
     save_file(tensors, file)
     before = sorted(tmp_path.iterdir())
     with pytest.raises(UserError, match=r"of-00001\.safetensors: model\.layers\.2\.mlp\.up_proj\.weight: 1 of its"):
-        plan(source, tmp_path / "out").run()
+        plan(source, tmp_path / "new" / "out").run()
     assert sorted(tmp_path.iterdir()) == before
 
 
