@@ -113,7 +113,7 @@ def convert(
     """Quantize a target and its drafter, each to its own format.
 
     Writes checkpoints in ModelOpt's unified layout, which `dflash-trt build`, TensorRT-LLM, vLLM and SGLang load. One
-    file of the source is in memory at a time.
+    file of the source is mapped at a time.
     """
     import torch
 
