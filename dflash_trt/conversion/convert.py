@@ -17,8 +17,8 @@ from dflash_trt import __version__
 from dflash_trt.checkpoint.open_checkpoint import DrafterCheckpoint, TargetCheckpoint
 from dflash_trt.checkpoint.pairing import check_pairing
 from dflash_trt.checkpoint.tokenizer import load_tokenizer
-from dflash_trt.conversion.calibration import Calibration
-from dflash_trt.conversion.calibration_text import read_samples
+from dflash_trt.conversion.calibration import Calibration, calibration_dtype
+from dflash_trt.conversion.calibration_text import check_samples, read_samples
 from dflash_trt.conversion.drafter_calibration import calibrate_drafter
 from dflash_trt.conversion.journal import JOURNAL_FILE, Journal, checksum, fingerprint
 from dflash_trt.conversion.plan import Formats, ModelPlan, plan_drafter, plan_target
@@ -151,6 +151,8 @@ def plan_conversion(
     if calibration is not None:
         tokenizer = _tokenizer(target_plan, target.path)
         samples = read_samples(calibration.path, tokenizer, calibration.size, calibration.max_length)
+        check_samples(samples, calibration.path, target)
+        calibration_dtype(target)  # refuses a target of several types
     settings = {
         "version": __version__,
         **_settings("target", target.path, target_formats),
