@@ -57,17 +57,24 @@ def read_samples(path: Path, tokenizer: PreTrainedTokenizerFast, size: int, max_
     return samples
 
 
-def check_vocabulary(samples: list[list[int]], target: TargetCheckpoint, path: Path) -> None:
-    """Refuse token ids that the target has no embedding for.
+def check_samples(samples: list[list[int]], path: Path, target: TargetCheckpoint) -> None:
+    """See that a target can be run on samples, which are those of a file.
 
     Raises:
-        UserError: naming the largest, and the file that it came from.
+        UserError: a token is outside the target's vocabulary, or a sample goes on past the positions that the target
+            was trained for.
     """
     largest, vocab_size = max(map(max, samples)), target.config.vocab_size
     if largest >= vocab_size:
         raise UserError(
             f"{path}: holds the token {largest}, outside a vocabulary of {vocab_size}; the tokenizer of {target.path} "
             "is another model's"
+        )
+    longest, trained = max(map(len, samples)), target.config.max_position_embeddings
+    if longest > trained:
+        raise UserError(
+            f"{path}: has a sample of {longest} tokens, above max_position_embeddings {trained} of {target.path}; cut "
+            f"samples to {trained} with --calib_seq_len, or --report_seq_len where the text is held out"
         )
 
 

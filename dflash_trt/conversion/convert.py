@@ -19,7 +19,7 @@ from dflash_trt.checkpoint.open_checkpoint import DrafterCheckpoint, TargetCheck
 from dflash_trt.checkpoint.pairing import check_pairing
 from dflash_trt.checkpoint.tokenizer import load_tokenizer
 from dflash_trt.conversion.calibration import Calibration, calibration_dtype
-from dflash_trt.conversion.calibration_text import check_vocabulary, read_samples
+from dflash_trt.conversion.calibration_text import check_samples, read_samples
 from dflash_trt.conversion.drafter_calibration import calibrate_drafter
 from dflash_trt.conversion.journal import JOURNAL_FILE, Journal, checksum, fingerprint
 from dflash_trt.conversion.plan import Formats, ModelPlan, plan_drafter, plan_target
@@ -151,16 +151,10 @@ def plan_conversion(
         raise UserError(f"calib_dataset {calibration.path}: is not needed, no chosen format has a scale to calibrate")
     samples = []
     if calibration is not None:
-        trained = target.config.max_position_embeddings
-        if calibration.max_length > trained:
-            raise UserError(
-                f"calib_seq_len is {calibration.max_length}, above max_position_embeddings {trained} of {target.path}; "
-                f"give {trained} or less"
-            )
         tokenizer = _tokenizer(target_plan, target.path)
         samples = read_samples(calibration.path, tokenizer, calibration.size, calibration.max_length)
-        check_vocabulary(samples, target, calibration.path)
-        calibration_dtype(target)
+        check_samples(samples, calibration.path, target)
+        calibration_dtype(target)  # refuses a target of several types
     settings = {
         "version": __version__,
         **_settings("target", target.path, target_formats),

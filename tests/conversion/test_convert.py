@@ -24,7 +24,7 @@ from dflash_trt.conversion.plan import Formats
 from dflash_trt.errors import UserError
 from tests.checkpoint import tiny_gguf
 from tests.checkpoint.test_gguf_tokenizer import BYTE_LEVEL
-from tests.tiny_models import save_tokenizer
+from tests.tiny_models import random_target, save_tokenizer
 
 MakePair = Callable[[str, torch.dtype], Path]
 WEIGHTS_ONLY = Formats("w4a16_nvfp4")
@@ -241,13 +241,6 @@ def test_what_bf16_cannot_hold_is_refused(tmp_path: Path, pair: MakePair) -> Non
         plan(source, tmp_path / "out", Formats("bf16")).run()
 
 
-def test_samples_are_no_longer_than_the_model_takes(tmp_path: Path, pair: MakePair, text: Path) -> None:
-    target = open_target(pair("llama", torch.bfloat16) / "target")
-    with pytest.raises(UserError, match="calib_seq_len is 513, above max_position_embeddings 512"):
-        data = CalibrationData(text, size=8, max_length=513)
-        plan_conversion(target, Formats("fp8"), None, Formats("bf16"), data, tmp_path / "out")
-
-
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path, pair: MakePair, text: Path) -> None:
     source = sharded(pair("llama", torch.bfloat16), tmp_path / "source", 1)
     save_tokenizer(source / "target", 256)
@@ -296,6 +289,34 @@ def test_an_output_that_cannot_be_replaced_is_refused_at_once(
     monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "volume")
     with pytest.raises(UserError, match="volume: is a mount point"):
         plan(source, tmp_path / "volume")
+
+
+def test_text_that_the_target_cannot_read_is_refused_at_once(tmp_path: Path, text: Path) -> None:
+    """Before, a token outside the vocabulary was an IndexError of torch's."""
+    random_target(tmp_path / "target", vocab_size=40, max_position_embeddings=16)
+    target = open_target(tmp_path / "target")
+
+    def refusal(max_length: int) -> str:
+        data = CalibrationData(text, size=8, max_length=max_length)
+        with pytest.raises(UserError) as refused:
+            plan_conversion(target, Formats("fp8"), None, Formats("bf16"), data, tmp_path / "out")
+        return str(refused.value)
+
+    assert f"a sample of 43 tokens, above max_position_embeddings 16 of {target.path}; cut" in refusal(64)
+    save_tokenizer(tmp_path / "target", 97)
+    assert "outside a vocabulary of 40; the tokenizer of" in refusal(16)
+
+
+def test_matrices_of_several_types_are_refused_at_once(tmp_path: Path, pair: MakePair, text: Path) -> None:
+    source = sharded(pair("llama", torch.bfloat16), tmp_path / "source", 1)
+    file = source / "target/model-00001-of-00001.safetensors"
+    tensors = load_file(file)
+    tensors["model.layers.0.mlp.up_proj.weight"] = tensors["model.layers.0.mlp.up_proj.weight"].float()
+    save_file(tensors, file)
+    with pytest.raises(UserError, match=r"its matrices are bfloat16, float32, .* convert it with --qformat bf16 first"):
+        plan(source, tmp_path / "out", Formats("fp8"), text=text)
+    plan(source, tmp_path / "first", Formats("bf16")).run()
+    plan(tmp_path / "first", tmp_path / "out", Formats("fp8"), text=text).run()
 
 
 def test_a_failure_before_anything_is_finished_leaves_nothing(tmp_path: Path, pair: MakePair) -> None:
