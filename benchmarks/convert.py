@@ -116,9 +116,8 @@ def run(program: str, source: Path, output: Path, threads: int) -> Run:
     """Run one of the programs above; its output is removed."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     with subprocess.Popen(
-        [sys.executable, "-c", program, source, output],
+        [sys.executable, "-c", program, str(source), str(output)],
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
         env=environment,
     ) as process:
         assert process.stdout is not None

@@ -19,12 +19,41 @@ from rich.console import Console
 from rich.progress import track
 
 from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
+from dflash_trt.conversion.convert import CalibrationData, plan_conversion
+from dflash_trt.conversion.plan import Formats
 from dflash_trt.engine.build import build_engine
 from dflash_trt.engine.config import BuildConfig, Dtype
-from dflash_trt.examples.smollm2 import DRAFTER, gguf_file
+from dflash_trt.examples.smollm2 import CALIBRATION, DRAFTER, gguf_file
 from dflash_trt.runtime.llm import LLM
 from dflash_trt.runtime.sampling import SamplingParams
 from peers import TINY, held_out, set_threads
+
+FORMATS = {
+    "unquantized": None,
+    "FP8": Formats("fp8"),
+    "FP8, FP8 cache": Formats("fp8", "fp8"),
+    "NVFP4": Formats("nvfp4"),
+    "W4A16_NVFP4": Formats("w4a16_nvfp4"),
+}
+SMOLLM2 = (("float32", "unquantized"), ("bfloat16", "unquantized"), ("float32", "FP8"))
+
+
+def engine(name: str, formats: str, dtype: Dtype, directory: Path) -> LLM:
+    """A pair with its target in a format, computed in a type."""
+    directories = {
+        "tiny": (TINY / "target", TINY / "drafter", TINY / "calibration.jsonl"),
+        "SmolLM2": (gguf_file(), DRAFTER, CALIBRATION),
+    }
+    target, drafter, text = directories[name]
+    chosen = FORMATS[formats]
+    if chosen is not None:
+        weights_only = chosen.qformat == "w4a16_nvfp4"
+        data = None if weights_only else CalibrationData(text, size=32, max_length=512)
+        plan_conversion(open_target(target), chosen, None, Formats("bf16"), data, directory / "converted").run()
+        target = directory / "converted/target"
+    config = BuildConfig(dtype=dtype, max_batch_size=8, max_seq_len=512)
+    build_engine(open_target(target), open_drafter(drafter), config, directory / "engine")
+    return LLM(directory / "engine", device="cpu")
 
 
 def compared(plain: list[int], other: list[int]) -> tuple[int, int]:
@@ -46,7 +75,7 @@ def decoded(llm: LLM, prompts: list[list[int]], temperature: float, batch: int, 
     return outputs
 
 
-def rows(name: str, llm: LLM, prompts: list[list[int]]) -> None:
+def rows(name: str, formats: str, llm: LLM, prompts: list[list[int]]) -> None:
     """The lines of one engine: plain decoding alone against the full window, alone and in batches of eight."""
     for temperature in (0.0, 1.0):
         plain = decoded(llm, prompts, temperature, 1, 1)
@@ -55,8 +84,8 @@ def rows(name: str, llm: LLM, prompts: list[list[int]]) -> None:
             pairs = [compared(left, right) for left, right in zip(plain, speculative, strict=True)]
             tokens, differences = (sum(counts) for counts in zip(*pairs, strict=True))
             click.echo(
-                f"| {name} | {llm.engine.config.build_config.dtype} | {temperature:.0f} | {batch} | {tokens} | "
-                f"{differences} | {1000 * differences / tokens:.2f} |"
+                f"| {name} | {formats} | {llm.engine.config.build_config.dtype} | {temperature:.0f} | {batch} | "
+                f"{tokens} | {differences} | {1000 * differences / tokens:.2f} |"
             )
 
 
@@ -68,25 +97,22 @@ def main(threads: int, smollm2_prompts: int, tiny_prompts: int) -> None:
     """Measure and print."""
     set_threads(threads)
     click.echo(
-        "| pair | type | temperature | batch | tokens | differences | per 1,000 tokens |\n|---|---|---|---|---|---|---|"
+        "| pair | target's format | type | temperature | batch | tokens | differences | per 1,000 tokens |\n"
+        "|---|---|---|---|---|---|---|---|"
     )
     rng = random.Random(0)
+    prompts = {
+        "tiny": [[rng.randrange(4, 500) for _ in range(rng.randint(2, 30))] for _ in range(tiny_prompts)],
+        "SmolLM2": [prompt for prompt, _ in held_out()[:smollm2_prompts]],
+    }
     with tempfile.TemporaryDirectory() as directory:
         for dtype in get_args(Dtype):
-            for name, target, drafter in (
-                ("tiny", TINY / "target", TINY / "drafter"),
-                ("SmolLM2", gguf_file(), DRAFTER),
-            ):
-                if name == "SmolLM2" and dtype in ("float64", "float16"):
-                    continue  # minutes a prompt on a CPU
-                path = Path(directory) / f"{name}-{dtype}"
-                config = BuildConfig(dtype=dtype, max_batch_size=8, max_seq_len=512)
-                build_engine(open_target(target), open_drafter(drafter), config, path)
-                llm = LLM(path, device="cpu")
-                prompts = [prompt for prompt, _ in held_out()[:smollm2_prompts]]
-                if name == "tiny":
-                    prompts = [[rng.randrange(4, 500) for _ in range(rng.randint(2, 30))] for _ in range(tiny_prompts)]
-                rows(name, llm, prompts)
+            for formats in FORMATS:
+                for name in prompts:
+                    if name == "SmolLM2" and (dtype, formats) not in SMOLLM2:
+                        continue  # minutes a prompt on a CPU
+                    llm = engine(name, formats, dtype, Path(directory) / f"{name}-{formats}-{dtype}")
+                    rows(name, formats, llm, prompts[name])
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import settings
 
 from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
 from dflash_trt.checkpoint.quantization_config import QuantAlgo
@@ -26,6 +27,8 @@ QUANTIZED: dict[str, tuple[tuple[QuantAlgo, bool], tuple[QuantAlgo | None, bool]
 """Of target and drafter: the format of linear layers, and whether the cache is FP8."""
 
 torch.set_num_threads(1)
+settings.register_profile("untimed", deadline=None)  # other processes use the machine too
+settings.load_profile("untimed")
 
 
 def build_pair(directory: Path, target: Path, drafter: Path, **options: object) -> LLM:

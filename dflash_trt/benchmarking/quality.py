@@ -22,7 +22,7 @@ from dflash_trt.checkpoint.open_checkpoint import DrafterCheckpoint, TargetCheck
 from dflash_trt.checkpoint.pairing import check_pairing
 from dflash_trt.checkpoint.tokenizer import load_tokenizer, save_tokenizer
 from dflash_trt.checkpoint.weights import Weights
-from dflash_trt.conversion.calibration_text import read_samples
+from dflash_trt.conversion.calibration_text import check_samples, read_samples
 from dflash_trt.conversion.convert import Bar
 from dflash_trt.errors import UserError
 from dflash_trt.models.pair import drafter_manifest, target_manifest
@@ -61,7 +61,8 @@ def read_held_out_text(
     """The first samples of a file, as `read_samples` reads them with the target's tokenizer, without single tokens.
 
     Raises:
-        UserError: the file or the tokenizer is damaged, no sample has two tokens, or an id is none of the target's.
+        UserError: the file or the tokenizer is damaged, no sample has two tokens, or the target cannot be run
+            on them.
     """
     with tempfile.TemporaryDirectory() as directory:
         save_tokenizer(target.path, Path(directory))
@@ -69,12 +70,7 @@ def read_held_out_text(
     samples = [ids for ids in read_samples(path, tokenizer, size, max_length) if len(ids) > 1]
     if not samples:
         raise UserError(f"{path}: its samples are single tokens, after which there is nothing to predict")
-    largest, vocab_size = max(map(max, samples)), target.config.vocab_size
-    if largest >= vocab_size:
-        raise UserError(
-            f"{path}: holds the token {largest}, outside a vocabulary of {vocab_size}; the tokenizer of {target.path} "
-            "is another model's"
-        )
+    check_samples(samples, path, target)
     return HeldOutText(samples, tokenizer, dtype)
 
 

@@ -119,7 +119,9 @@ class _Reader:
 
     def logits(self, ids: Sequence[int]) -> Iterator[Tensor]:
         """The logits after every token of a sample, `_HEAD_ROWS` rows [T, V] at a time."""
-        ops, config = TorchOps(), self.checkpoint.config
+        config = self.checkpoint.config
+        quantization = config.quantization
+        ops = TorchOps(quantizes_activations=quantization is not None and quantization.quantizes_activations)
         for start in range(0, len(ids), _PASS_ROWS):
             tokens = torch.tensor([ids[start : start + _PASS_ROWS]])
             end = start + tokens.shape[1]

@@ -74,6 +74,26 @@ class _Entry:
     shape: tuple[int, ...]
 
 
+def finite_in(tensor: torch.Tensor, dtype: torch.dtype, where: str) -> torch.Tensor:
+    """A floating-point tensor in `dtype`, all of it finite.
+
+    Args:
+        tensor: as it was read.
+        dtype: a floating-point type.
+        where: file and name, for messages.
+
+    Raises:
+        UserError: it holds NaN or infinity, or a value that `dtype` makes infinite.
+    """
+    if not bool(torch.isfinite(tensor).all()):
+        raise UserError(f"{where} holds NaN or infinity; the checkpoint is damaged")
+    converted = tensor.to(dtype)
+    if converted.dtype != tensor.dtype and not bool(torch.isfinite(converted).all()):
+        narrow = str(dtype).removeprefix("torch.")
+        raise UserError(f"{where} holds {tensor.abs().max().item():.3g}, beyond {narrow}; choose a wider type")
+    return converted
+
+
 class SafetensorsWeights:
     """A safetensors checkpoint: one file, or a directory with one file or an index and its shards.
 

@@ -61,10 +61,14 @@ _kv_cache_qformat = click.Choice(["none", "fp8"])
 @click.option(
     "--calib_dataset",
     type=click.Path(path_type=Path),
-    help="Text to calibrate with: JSONL with messages, prompt or text, or plain text.",
+    help="Text to calibrate with: .jsonl with messages, conversations, prompt or text, or a plain .txt.",
 )
 @click.option("--calib_size", type=click.IntRange(1), default=128, show_default=True, help="Samples taken from it.")
-@click.option("--calib_seq_len", type=click.IntRange(2), default=512, show_default=True, help="Tokens of a sample.")
+@click.option(
+    "--calib_seq_len",
+    type=click.IntRange(2),
+    help="Tokens of a sample, at most.  [default: 512, or the target's max_position_embeddings where that is less]",
+)
 @click.option(
     "--report",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -98,7 +102,7 @@ def convert(
     drafter_exclude_modules: tuple[str, ...],
     calib_dataset: Path | None,
     calib_size: int,
-    calib_seq_len: int,
+    calib_seq_len: int | None,
     report: Path | None,
     report_dataset: Path | None,
     report_size: int,
@@ -109,7 +113,7 @@ def convert(
     """Quantize a target and its drafter, each to its own format.
 
     Writes checkpoints in ModelOpt's unified layout, which `dflash-trt build`, TensorRT-LLM, vLLM and SGLang load. One
-    file of the source is in memory at a time.
+    file of the source is mapped at a time.
     """
     import torch
 
@@ -117,7 +121,7 @@ def convert(
     from dflash_trt.benchmarking.quality_report import check_report_file, write_report
     from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
     from dflash_trt.cli.quality_table import print_quality
-    from dflash_trt.conversion.convert import CalibrationData, plan_conversion
+    from dflash_trt.conversion.convert import CalibrationData, plan_conversion, unfinished_dir
     from dflash_trt.conversion.plan import Formats
 
     _refuse_idle_options(drafter_dir, calib_dataset, report, report_dataset)
@@ -130,16 +134,24 @@ def convert(
         text = read_held_out_text(
             report_dataset, original.target, size=report_size, max_length=report_seq_len, dtype=dtype
         )
+    longest = calib_seq_len or min(original.target.config.max_position_embeddings, 512)
     conversion = plan_conversion(
         original.target,
         Formats(qformat, kv_cache_qformat, exclude_modules),
         original.drafter,
         Formats(drafter_qformat, drafter_kv_cache_qformat, drafter_exclude_modules),
-        None if calib_dataset is None else CalibrationData(calib_dataset, calib_size, calib_seq_len),
+        None if calib_dataset is None else CalibrationData(calib_dataset, calib_size, longest),
         output_dir,
         resume=resume,
     )
-    for line in run(conversion):
+    try:
+        lines = carry_out(conversion)
+    except (KeyboardInterrupt, SystemExit):
+        unfinished = unfinished_dir(conversion.output_dir)
+        if unfinished.exists():
+            click.echo(f"dflash-trt: what is finished is kept in {unfinished}; --resume goes on from there", err=True)
+        raise
+    for line in lines:
         click.echo(line)
     if report is not None:
         found = measure_quality(original, _converted(conversion), text, memory=machine_memory(), bar=_bar)
@@ -155,17 +167,11 @@ def _converted(conversion: Conversion) -> Models:
     return Models(open_target(target), None if conversion.drafter is None else open_drafter(drafter))
 
 
-def run(conversion: Conversion) -> list[str]:
+def carry_out(conversion: Conversion) -> list[str]:
     """Run a conversion with progress bars; what it made, in lines."""
-    from dflash_trt.conversion.convert import summary, unfinished_dir
+    from dflash_trt.conversion.convert import summary
 
-    try:
-        calibrations = conversion.run(_bar)
-    except BaseException:
-        unfinished = unfinished_dir(conversion.output_dir)
-        if unfinished.exists():
-            click.echo(f"dflash-trt: what is finished is kept in {unfinished}; --resume goes on from there", err=True)
-        raise
+    calibrations = conversion.run(_bar)
     return [
         f"{conversion.output_dir / name}: {summary(plan)}"
         + (f"; calibration: {calibrations[name]}" if name in calibrations else "")

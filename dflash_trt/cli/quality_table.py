@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from dflash_trt.benchmarking.quality_report import QualityReport
 
@@ -20,7 +20,7 @@ def print_quality(report: QualityReport) -> None:
 
 
 def _weights(report: QualityReport) -> Table:
-    columns = ("model", "format", "layers", "median error", "worst error", "worst layer")
+    columns = ("model", "format", "layers", "median error", "worst error", Column("worst layer", overflow="fold"))
     table = Table(*columns, title="Error of weights, relative root mean square", title_justify="left")
     for model, errors in report.weights.items():
         for found in errors.formats:

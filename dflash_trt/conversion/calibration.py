@@ -10,7 +10,6 @@ import torch
 
 from dflash_trt.checkpoint.gguf_weights import GGUFWeights
 from dflash_trt.checkpoint.open_checkpoint import TargetCheckpoint
-from dflash_trt.engine.config import checkpoint_dtype
 from dflash_trt.errors import UserError
 
 Progress = Callable[[int], None]
@@ -39,8 +38,15 @@ def calibration_dtype(target: TargetCheckpoint) -> torch.dtype:
     """
     if isinstance(target.weights, GGUFWeights):
         return torch.float32
-    dtype: torch.dtype = getattr(torch, checkpoint_dtype(target.weights))
-    return dtype
+    weights = target.weights
+    dtypes = {weights.dtype(name) for name in weights.names() if len(weights.shape(name)) == 2}
+    if len(dtypes) > 1:
+        names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+        raise UserError(
+            f"{target.path}: its matrices are {names}, so it has no type of its own to calibrate in; convert it with "
+            "--qformat bf16 first, and what comes of that again"
+        )
+    return dtypes.pop()
 
 
 def checked_amax(amax: Mapping[str, torch.Tensor | None], what: str, path: Path) -> dict[str, float]:

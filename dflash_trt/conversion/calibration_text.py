@@ -1,4 +1,4 @@
-"""The texts that a model is calibrated with, as token ids."""
+"""Texts that models are calibrated and measured with, as token ids."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from dflash_trt.checkpoint.encoding import Message, encode_conversation, encode_text
+from dflash_trt.checkpoint.open_checkpoint import TargetCheckpoint
 from dflash_trt.errors import UserError, access
 
 _KINDS = ("messages", "conversations", "prompt", "text")
@@ -49,11 +50,32 @@ def read_samples(path: Path, tokenizer: PreTrainedTokenizerFast, size: int, max_
     elif path.suffix == ".txt":
         encoded = (encode_text(tokenizer, text, where) for text, where in _paragraphs(path))
     else:
-        raise UserError(f"{path}: calibration texts are .jsonl, a JSON object a line, or .txt, paragraphs")
+        raise UserError(f"{path}: texts are .jsonl, a JSON object a line, or .txt, paragraphs")
     samples = list(islice((ids[:max_length] for ids in encoded if ids), size))
     if not samples:
-        raise UserError(f"{path}: holds no text to calibrate with")
+        raise UserError(f"{path}: holds no text")
     return samples
+
+
+def check_samples(samples: list[list[int]], path: Path, target: TargetCheckpoint) -> None:
+    """See that a target can be run on samples, which are those of a file.
+
+    Raises:
+        UserError: a token is outside the target's vocabulary, or a sample goes on past the positions that the target
+            was trained for.
+    """
+    largest, vocab_size = max(map(max, samples)), target.config.vocab_size
+    if largest >= vocab_size:
+        raise UserError(
+            f"{path}: holds the token {largest}, outside a vocabulary of {vocab_size}; the tokenizer of {target.path} "
+            "is another model's"
+        )
+    longest, trained = max(map(len, samples)), target.config.max_position_embeddings
+    if longest > trained:
+        raise UserError(
+            f"{path}: has a sample of {longest} tokens, above max_position_embeddings {trained} of {target.path}; cut "
+            f"samples to {trained} with --calib_seq_len, or --report_seq_len where the text is held out"
+        )
 
 
 def _lines(path: Path) -> Iterator[tuple[str, int]]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,10 +18,10 @@ from dflash_trt import __version__
 from dflash_trt.checkpoint.open_checkpoint import DrafterCheckpoint, TargetCheckpoint
 from dflash_trt.checkpoint.pairing import check_pairing
 from dflash_trt.checkpoint.tokenizer import load_tokenizer
-from dflash_trt.conversion.calibration import Calibration
-from dflash_trt.conversion.calibration_text import read_samples
+from dflash_trt.conversion.calibration import Calibration, calibration_dtype
+from dflash_trt.conversion.calibration_text import check_samples, read_samples
 from dflash_trt.conversion.drafter_calibration import calibrate_drafter
-from dflash_trt.conversion.journal import Journal, checksum, fingerprint
+from dflash_trt.conversion.journal import JOURNAL_FILE, Journal, checksum, fingerprint
 from dflash_trt.conversion.plan import Formats, ModelPlan, plan_drafter, plan_target
 from dflash_trt.conversion.shards import Advance, convert_shard, shards, workers, write_index
 from dflash_trt.conversion.target_calibration import calibrate_target
@@ -131,7 +132,7 @@ def plan_conversion(
 
     Raises:
         UserError: a checkpoint is damaged or quantized already, the two do not belong together, the formats cannot be
-            had, the text is missing or not needed, or `output_dir` is taken.
+            had, the text is missing or not needed, or `output_dir` is taken or holds another conversion that broke off.
     """
     place = _check_output_dir(output_dir, resume)
     if drafter is not None:
@@ -141,9 +142,10 @@ def plan_conversion(
     plans = [plan for plan in (target_plan, drafter_plan) if plan is not None]
     needed = any(plan.needs_calibration for plan in plans)
     if needed and calibration is None:
+        wanting = _calibrated(target_formats, None if drafter is None else drafter_formats)
         raise UserError(
-            "calib_dataset: is needed, since FP8 and NVFP4 activations and FP8 caches have scales that only running "
-            "the model on text shows; give --calib_dataset, or --qformat w4a16_nvfp4 or bf16, --kv_cache_qformat none"
+            f"calib_dataset: is needed for {wanting}, whose scales only running the model on text shows; give it, or "
+            "choose w4a16_nvfp4 or bf16 and no FP8 cache"
         )
     if calibration is not None and not needed:
         raise UserError(f"calib_dataset {calibration.path}: is not needed, no chosen format has a scale to calibrate")
@@ -151,18 +153,21 @@ def plan_conversion(
     if calibration is not None:
         tokenizer = _tokenizer(target_plan, target.path)
         samples = read_samples(calibration.path, tokenizer, calibration.size, calibration.max_length)
+        check_samples(samples, calibration.path, target)
+        calibration_dtype(target)  # refuses a target of several types
     settings = {
         "version": __version__,
         **_settings("target", target.path, target_formats),
         **({} if drafter is None else _settings("drafter", drafter.path, drafter_formats)),
         **({} if calibration is None else calibration.settings()),
     }
+    Journal(unfinished_dir(place), settings)  # refuses what cannot be taken up
     return Conversion(target, target_plan, drafter, drafter_plan, samples, settings, place)
 
 
 def _settings(model: str, path: Path, formats: Formats) -> dict[str, Any]:
     chosen = {f"{model} {option}": value for option, value in asdict(formats).items()}
-    return {f"{model}_dir": str(path.resolve()), f"{model}_dir files": fingerprint(path), **chosen}
+    return {f"{model}_dir": str(path.resolve()), **fingerprint(path, f"{model}_dir"), **chosen}
 
 
 def summary(plan: ModelPlan) -> str:
@@ -173,6 +178,17 @@ def summary(plan: ModelPlan) -> str:
     return f"{layers}{caches}, {nbytes / 1e6:.1f} MB"
 
 
+def _calibrated(target: Formats, drafter: Formats | None) -> str:
+    """The options that ask for calibration."""
+    found = []
+    for prefix, formats in (("", target), ("drafter_", drafter)):
+        if formats is not None and formats.qformat in ("fp8", "nvfp4"):
+            found.append(f"{prefix}qformat {formats.qformat}")
+        if formats is not None and formats.kv_cache_qformat == "fp8":
+            found.append(f"{prefix}kv_cache_qformat fp8")
+    return " and ".join(found)
+
+
 def unfinished_dir(output_dir: Path) -> Path:
     """Where a conversion is written until it is complete."""
     return output_dir.with_name(f"{output_dir.name}.unfinished")
@@ -181,13 +197,15 @@ def unfinished_dir(output_dir: Path) -> Path:
 def _check_output_dir(output_dir: Path, resume: bool) -> Path:
     with access(output_dir, "written"):
         place = Path(os.path.realpath(output_dir))
-        if place.exists() and not (place.is_dir() and not any(place.iterdir())):
+        if place.is_symlink() or (place.exists() and not (place.is_dir() and not any(place.iterdir()))):
             raise UserError(f"{output_dir}: exists and is not empty; give --output_dir another name, or remove it")
+        if place.is_mount():
+            raise UserError(f"{output_dir}: is a mount point, which cannot be replaced; name a directory inside it")
         ancestor = next(parent for parent in place.parents if parent.exists())
         with tempfile.TemporaryDirectory(prefix=f".{place.name}.", dir=ancestor):
             pass
     unfinished = unfinished_dir(place)
-    if unfinished.exists() and not resume:
+    if (unfinished / JOURNAL_FILE).is_file() and not resume:
         raise UserError(f"{unfinished}: holds a conversion that broke off; go on with --resume, or remove it")
     return place
 
@@ -203,20 +221,39 @@ def _tokenizer(plan: ModelPlan, origin: Path) -> PreTrainedTokenizerFast:
 def _unfinished(output_dir: Path, settings: dict[str, Any]) -> Iterator[tuple[Path, Journal]]:
     """A sibling of `output_dir` that takes its name if the block ends well, and else is kept if it holds anything."""
     directory = unfinished_dir(output_dir)
+    journal = Journal(directory, settings)
+    missing_parents = [parent for parent in directory.parents if not parent.exists()]
     with access(output_dir, "written"):
         directory.mkdir(parents=True, exist_ok=True)
-    journal = Journal(directory, settings)
+    with _only_one(directory):
+        try:
+            journal.begin()
+            yield directory, journal
+        except BaseException:
+            if journal.is_empty:
+                shutil.rmtree(directory, ignore_errors=True)
+                with suppress(OSError):  # one that others use by now is not empty
+                    for parent in missing_parents:
+                        parent.rmdir()
+            raise
+        with access(output_dir, "written"):
+            if output_dir.exists():
+                output_dir.rmdir()
+            directory.rename(output_dir)
+            (output_dir / JOURNAL_FILE).unlink()
+
+
+@contextmanager
+def _only_one(directory: Path) -> Iterator[None]:
+    """No other process writes to the directory meanwhile. The system lets go of it however this one ends."""
+    descriptor = os.open(directory, os.O_RDONLY)
     try:
-        yield directory, journal
-    except BaseException:
-        if journal.is_empty:
-            shutil.rmtree(directory, ignore_errors=True)
-        raise
-    journal.remove()
-    with access(output_dir, "written"):
-        if output_dir.exists():
-            output_dir.rmdir()
-        directory.rename(output_dir)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise UserError(f"{directory}: another process is converting into it; wait for that, or stop it") from None
+    finally:
+        os.close(descriptor)
 
 
 def _write_model(

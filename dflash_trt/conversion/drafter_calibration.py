@@ -126,18 +126,23 @@ class _NamingLoader(CheckpointLoader):
         return linear
 
 
-@dataclass(frozen=True)
 class _WatchingOps(TorchOps):
-    """Remembers the largest magnitude, a float32 scalar, of what reaches the drafter's layers and caches."""
+    """Remembers the largest magnitude, a float32 scalar, of what reaches the drafter's layers and caches.
 
-    path: Path
-    linears: dict[int, str]
-    """Names of linear layers by their ids; others are not watched."""
-    attentions: dict[int, str]
-    """Names of attention modules by their caches' ids; others are not watched."""
-    inputs: dict[str, Tensor] = field(default_factory=dict)
-    keys: dict[str, Tensor] = field(default_factory=dict)
-    values: dict[str, Tensor] = field(default_factory=dict)
+    Args:
+        path: the drafter, for refusals.
+        linears: names of linear layers by their ids; others are not watched.
+        attentions: names of attention modules by their caches' ids; others are not watched.
+    """
+
+    def __init__(self, path: Path, linears: dict[int, str], attentions: dict[int, str]) -> None:
+        super().__init__()
+        self.path = path
+        self.linears = linears
+        self.attentions = attentions
+        self.inputs: dict[str, Tensor] = {}
+        self.keys: dict[str, Tensor] = {}
+        self.values: dict[str, Tensor] = {}
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
         if id(linear) in self.linears:

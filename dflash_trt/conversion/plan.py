@@ -58,7 +58,7 @@ class ModelPlan:
     Attributes:
         weights: the source.
         quantization: what the result says of itself; None where nothing is quantized.
-        quantized: modules whose weight is quantized, in the model's order.
+        quantized: modules whose weight is quantized.
         attentions: modules whose keys and values will be cached in FP8.
         dtype: type that floating tensors get which are not quantized; None where each keeps its own.
         files: everything but the weights, by name.
@@ -66,8 +66,8 @@ class ModelPlan:
 
     weights: Weights
     quantization: QuantizationConfig | None
-    quantized: tuple[str, ...]
-    attentions: tuple[str, ...]
+    quantized: frozenset[str]
+    attentions: frozenset[str]
     dtype: torch.dtype | None
     files: dict[str, bytes]
 
@@ -77,9 +77,10 @@ class ModelPlan:
         return None if self.quantization is None else self.quantization.quant_algo
 
     @property
-    def calibrated_inputs(self) -> tuple[str, ...]:
+    def calibrated_inputs(self) -> frozenset[str]:
         """Modules of which the largest input has to be known."""
-        return self.quantized if self.quantization is not None and self.quantization.quantizes_activations else ()
+        calibrated = self.quantization is not None and self.quantization.quantizes_activations
+        return self.quantized if calibrated else frozenset()
 
     @property
     def needs_calibration(self) -> bool:
@@ -105,25 +106,32 @@ def plan_target(target: TargetCheckpoint, formats: Formats) -> ModelPlan:
     files = tokenizer_files(target.path)
     # A tied head is a module without a weight of its own; a loader that asks for its format must find it excluded.
     bare = ["lm_head"] if target.config.tie_word_embeddings else []
-    return _plan(target_manifest(target), bare, config, files | _code(target.path), formats)
+    return _plan(target_manifest(target), bare, config, files | _code(target.path), formats, "")
 
 
 def plan_drafter(drafter: DrafterCheckpoint, formats: Formats) -> ModelPlan:
     """As `plan_target`, of a drafter."""
     _refuse_quantized(drafter.path, drafter.config.quantization)
-    return _plan(drafter_manifest(drafter), [], _read_config(drafter.path), _code(drafter.path), formats)
+    return _plan(drafter_manifest(drafter), [], _read_config(drafter.path), _code(drafter.path), formats, "drafter_")
 
 
 def _plan(
-    manifest: Manifest, bare: Sequence[str], config: dict[str, Any], files: dict[str, bytes], formats: Formats
+    manifest: Manifest,
+    bare: Sequence[str],
+    config: dict[str, Any],
+    files: dict[str, bytes],
+    formats: Formats,
+    option: str,
 ) -> ModelPlan:
-    quantized = _quantized(manifest, formats)
-    attentions = tuple(
+    """`option` is what the options for this model begin with."""
+    quantized = _quantized(manifest, formats, option)
+    attentions = frozenset(
         name.removesuffix(".k_proj")
         for name in manifest.linears
         if formats.kv_cache_qformat == "fp8" and name.endswith(".k_proj")
     )
-    if formats.qformat == "bf16" and QUANTIZATION_KEY not in config:
+    config = {key: value for key, value in config.items() if key != QUANTIZATION_KEY}  # which said that nothing is
+    if formats.qformat == "bf16":
         config = {**config, _dtype_key(config): "bfloat16"}
     quantization = None
     if quantized or attentions:
@@ -145,43 +153,49 @@ def _plan(
     )
 
 
-def _quantized(manifest: Manifest, formats: Formats) -> tuple[str, ...]:
+def _quantized(manifest: Manifest, formats: Formats, option: str) -> frozenset[str]:
     """The linear layers that no pattern excludes, seen to be quantizable."""
+    given = f"{option}exclude_modules {' '.join(formats.exclude_modules)}"
     if formats.qformat == "bf16":
         if formats.exclude_modules:
-            raise UserError(f"exclude_modules {' '.join(formats.exclude_modules)}: qformat bf16 quantizes no module")
-        return ()
+            raise UserError(f"{given}: {option}qformat bf16 quantizes no module")
+        return frozenset()
+    candidates = [module for module in manifest.linears if not _matches(module, ALWAYS_EXCLUDED)]
     for pattern in formats.exclude_modules:
         if not any(fnmatchcase(module, pattern) for module in manifest.linears):
             raise UserError(
-                f"exclude_modules {pattern}: matches no linear layer of {manifest.weights.path}; a layer is named like "
-                f"{manifest.linears[0]}"
+                f"{option}exclude_modules {pattern}: matches no linear layer of {manifest.weights.path}; a layer is "
+                f"named like {candidates[0]}"
             )
-    patterns = (*ALWAYS_EXCLUDED, *formats.exclude_modules)
-    quantized = tuple(
-        module for module in manifest.linears if not any(fnmatchcase(module, pattern) for pattern in patterns)
-    )
+    quantized = frozenset(module for module in candidates if not _matches(module, formats.exclude_modules))
     if not quantized:
         raise UserError(
-            f"exclude_modules {' '.join(formats.exclude_modules)}: leaves nothing of {manifest.weights.path} to "
-            "quantize; give fewer patterns, or --qformat bf16"
+            f"{given}: leaves nothing of {manifest.weights.path} to quantize; give fewer patterns, or "
+            f"--{option}qformat bf16"
         )
-    for module in quantized:
-        _check_quantizable(manifest.weights, module, formats.qformat)
+    for module in sorted(quantized):
+        _check_quantizable(manifest.weights, module, formats.qformat, option)
     return quantized
 
 
-def _check_quantizable(weights: Weights, module: str, qformat: QFormat) -> None:
+def _matches(module: str, patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(module, pattern) for pattern in patterns)
+
+
+def _check_quantizable(weights: Weights, module: str, qformat: QFormat, option: str) -> None:
     name = f"{module}.weight"
     where = f"{weights.file_of(name)}: tensor {name}"
     if weights.dtype(name) not in _QUANTIZABLE:
         dtype = str(weights.dtype(name)).removeprefix("torch.")
-        raise UserError(f"{where} has type {dtype}; what can be quantized is float32, bfloat16 or float16")
+        raise UserError(
+            f"{where} has type {dtype}; what can be quantized is float32, bfloat16 or float16: convert it with "
+            f"--{option}qformat bf16 first, and what comes of that again"
+        )
     columns = weights.shape(name)[-1]
     if qformat != "fp8" and columns % NVFP4_GROUP_SIZE:
         raise UserError(
             f"{where} has {columns} columns, no multiple of {NVFP4_GROUP_SIZE}, those that share a scale in NVFP4; "
-            f"leave it out with --exclude_modules '{module}', or use fp8"
+            f"leave it out with --{option}exclude_modules '{module}', or give --{option}qformat fp8"
         )
 
 
@@ -205,7 +219,7 @@ def summarize(unquantized: Collection[str], quantized: Collection[str]) -> tuple
 
 
 def _refuse_quantized(path: Path, found: QuantizationConfig | None) -> None:
-    if found is not None:
+    if found is not None and (found.quant_algo or found.kv_cache_quant_algo):
         what = found.quant_algo or f"a cache of {found.kv_cache_quant_algo}"
         raise UserError(f"{path}: is quantized already ({what}); give the checkpoint that it was made from")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -94,12 +94,15 @@ def convert_shard(
     def convert(name: str) -> dict[str, torch.Tensor]:
         return convert_tensor(plan, weights, name, scales)
 
-    def tensors() -> Iterator[torch.Tensor]:
-        for name, converted in zip(shard.names, _ahead(workers, convert, shard.names), strict=True):
-            yield from converted.values()
-            advance(_bytes(plan.weights, name))
+    def tensors() -> Generator[torch.Tensor]:
+        with closing(_ahead(workers, convert, shard.names)) as results:
+            for name, converted in zip(shard.names, results, strict=True):
+                yield from converted.values()
+                advance(_bytes(plan.weights, name))
 
-    write_safetensors(output, [spec for name in shard.names for spec in specs(plan, name)], tensors())
+    announced = [spec for name in shard.names for spec in specs(plan, name)]
+    with closing(tensors()) as converted:  # closed at once where writing fails: what is still waiting is not begun
+        write_safetensors(output, announced, converted)
 
 
 def write_index(plan: ModelPlan, directory: Path) -> None:
@@ -138,7 +141,7 @@ def _mapped(weights: Weights, file: Path) -> Weights:
     return SafetensorsWeights(file) if isinstance(weights, SafetensorsWeights) else weights
 
 
-def _ahead(workers: Workers, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+def _ahead(workers: Workers, function: Callable[[Item], Result], items: Iterable[Item]) -> Generator[Result]:
     """`function` of every item, in order, computed a bounded number of items ahead."""
     pending: deque[Future[Result]] = deque()
     try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from dflash_trt.checkpoint.safetensors_writer import TensorSpec
-from dflash_trt.checkpoint.weights import Weights
+from dflash_trt.checkpoint.weights import Weights, finite_in
 from dflash_trt.conversion.calibration import Calibration
 from dflash_trt.conversion.plan import ModelPlan
 from dflash_trt.quantization.fp8 import fp8_scale, quantize_fp8
@@ -22,7 +22,7 @@ def specs(plan: ModelPlan, name: str) -> list[TensorSpec]:
     """What will be stored for the source's tensor `name`, known from its header."""
     shape, dtype = plan.weights.shape(name), plan.weights.dtype(name)
     module = name.removesuffix(_WEIGHT)
-    found = [TensorSpec(name, _unquantized(plan, dtype), shape)]
+    found = [TensorSpec(name, _unquantized_dtype(plan, dtype), shape)]
     if _is_quantized(plan, name):
         found = _quantized_specs(plan, module, shape)
     return found + [TensorSpec(f"{module}.{scale}", torch.float32, ()) for scale in _cache_scales(plan, name)]
@@ -51,14 +51,14 @@ def convert_tensor(plan: ModelPlan, weights: Weights, name: str, scales: Scales)
         scales: those that follow from more than the tensor.
 
     Raises:
-        UserError: the tensor is quantized and has a value that is not finite.
+        UserError: the tensor has a value that is not finite, or becomes infinite in its new type.
     """
     tensor = weights.read(name)
     module = name.removesuffix(_WEIGHT)
     if _is_quantized(plan, name):
         found = _quantize(plan, tensor, f"{weights.file_of(name)}: {name}", module, scales)
     else:
-        found = {name: tensor.to(_unquantized(plan, tensor.dtype))}
+        found = {name: _unquantized(plan, tensor, f"{weights.file_of(name)}: {name}")}
     for scale in _cache_scales(plan, name):
         assert scales.calibration is not None
         attention = module.rpartition(".")[0]
@@ -114,5 +114,10 @@ def _cache_scales(plan: ModelPlan, name: str) -> list[str]:
     ]
 
 
-def _unquantized(plan: ModelPlan, dtype: torch.dtype) -> torch.dtype:
+def _unquantized(plan: ModelPlan, tensor: torch.Tensor, where: str) -> torch.Tensor:
+    dtype = _unquantized_dtype(plan, tensor.dtype)
+    return finite_in(tensor, dtype, where) if dtype.is_floating_point else tensor
+
+
+def _unquantized_dtype(plan: ModelPlan, dtype: torch.dtype) -> torch.dtype:
     return plan.dtype if plan.dtype is not None and dtype.is_floating_point else dtype

@@ -56,7 +56,9 @@ def checkpoint_dtype(weights: Weights) -> Dtype:
     }
     if len(found) != 1 or not found <= set(get_args(Dtype)):
         choices, types = ", ".join(get_args(Dtype)), ", ".join(sorted(found)) or "quantized, all of them"
-        raise UserError(f"{weights.path}: its matrices are {types}; say --dtype, one of {choices}")
+        raise UserError(
+            f"{weights.path}: its matrices are {types}, not of one of the types {choices}; build one with --dtype"
+        )
     return cast(Dtype, found.pop())
 
 

@@ -1,0 +1,1 @@
+"""What a directory holds, and whether it is what it says."""

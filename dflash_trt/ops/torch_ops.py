@@ -140,12 +140,13 @@ def _fp8_linear(x: Tensor, weight: FP8Tensor, linear: Linear) -> Tensor:
 
 
 def _nvfp4_linear(x: Tensor, weight: NVFP4Tensor, linear: Linear) -> Tensor:
-    inputs, wide = x, _wide(x, linear)
+    wide = _wide(x, linear)
+    inputs = x.to(wide)
     if linear.input_scale is not None:
-        inputs = fake_quantize_nvfp4(x, linear.input_scale)
+        inputs = fake_quantize_nvfp4(inputs, linear.input_scale)
     packed = zip(*(torch.split(part, _rows(x, weight)) for part in (weight.weight, weight.weight_scale)), strict=True)
     parts = (dequantize_nvfp4(NVFP4Tensor(codes, scales, weight.weight_scale_2), wide) for codes, scales in packed)
-    return _in_parts(inputs.to(wide), parts, linear.bias).to(x.dtype)
+    return _in_parts(inputs, parts, linear.bias).to(x.dtype)
 
 
 def _wide(x: Tensor, linear: Linear) -> torch.dtype:

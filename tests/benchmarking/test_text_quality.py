@@ -89,6 +89,23 @@ def test_float32_is_close_enough(tmp_path: Path) -> None:
     assert narrow.converted_perplexity == pytest.approx(wide.converted_perplexity, rel=1e-5)
 
 
+@torch.inference_mode()
+def test_quantized_activations_do_not_depend_on_the_rows_of_a_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float32, as an engine of the converted target runs: else the report is not of what will be served."""
+    random_target(tmp_path / "original", intermediate_size=64)
+    quantized_target(tmp_path / "converted", "NVFP4", intermediate_size=64)
+    original, converted = (open_target(tmp_path / name) for name in ("original", "converted"))
+    samples = torch.randint(3, 97, (8, 512), generator=torch.Generator().manual_seed(0)).tolist()
+    perplexities = []
+    for rows in (512, 64):
+        monkeypatch.setattr(text_quality, "_PASS_ROWS", rows)
+        report = compare_on_text(original, converted, samples, torch.float32, lambda samples: None)
+        perplexities.append(report.converted_perplexity)
+    assert perplexities[0] == pytest.approx(perplexities[1], rel=1e-7)
+
+
 def test_a_sample_does_not_see_the_one_before(tmp_path: Path) -> None:
     random_target(tmp_path)
     target = open_target(tmp_path)

@@ -23,7 +23,7 @@ def test_prints_and_writes_what_it_cost(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The report may lie in the directory that the conversion makes."""
-    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("COLUMNS", "120")  # names of layers in one line
     output, file = tmp_path / "output", tmp_path / "output" / "quality.json"
     result = convert(capsys, output, "--report", file, "--report_dataset", TEXT, "--report_seq_len", 48)
     assert (result.status, result.err) == (0, "")
@@ -39,6 +39,14 @@ def test_prints_and_writes_what_it_cost(
     for number in ("original_perplexity", "converted_perplexity"):
         assert f"{report['text'][number]:.3f}" in result.out
     assert f"{report['text']['greedy_agreement']:.2%}" in result.out
+
+
+def test_no_name_is_cut_where_lines_are_short(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    result = convert(capsys, tmp_path / "output", "--report", tmp_path / "quality.json")
+    assert "worst layer" in result.out and "…" not in result.out
 
 
 def test_without_text_says_what_was_not_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -151,10 +151,10 @@ def test_refuses_chats_without_a_template(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", b"", "a.jsonl: holds no text to calibrate with"),
-        ("a.txt", b"\n \n", "a.txt: holds no text to calibrate with"),
+        ("a.jsonl", b"", "a.jsonl: holds no text"),
+        ("a.txt", b"\n \n", "a.txt: holds no text"),
         ("a.txt", b"oak\n\n\xff\xfe\n", "a.txt:3: is not UTF-8"),
-        ("a.parquet", b"PAR1", "a.parquet: calibration texts are .jsonl"),
+        ("a.parquet", b"PAR1", "a.parquet: texts are .jsonl"),
         ("a.txt", None, "a.txt: cannot be read"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ from dflash_trt.conversion.plan import Formats
 from dflash_trt.errors import UserError
 from tests.checkpoint import tiny_gguf
 from tests.checkpoint.test_gguf_tokenizer import BYTE_LEVEL
-from tests.tiny_models import save_tokenizer
+from tests.tiny_models import random_target, save_tokenizer
 
 MakePair = Callable[[str, torch.dtype], Path]
 WEIGHTS_ONLY = Formats("w4a16_nvfp4")
@@ -155,6 +156,169 @@ def test_what_broke_off_is_not_overwritten_and_not_mixed(
     assert unfinished_dir(output).exists()
 
 
+def test_a_changed_source_is_named(tmp_path: Path, pair: MakePair, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, output = sharded(pair("llama", torch.bfloat16), tmp_path / "source", 3), tmp_path / "out"
+    with broken_after(monkeypatch, shards=1), pytest.raises(KeyboardInterrupt):
+        plan(source, output).run()
+    os.utime(source / "target/model-00002-of-00003.safetensors", (0, 0))
+    with pytest.raises(UserError, match=r"was begun with target_dir/model-00002-of-00003\.safetensors .* 1970-01-01"):
+        plan(source, output, resume=True).run()
+
+
+def test_a_second_conversion_into_the_same_place_is_refused(
+    tmp_path: Path, pair: MakePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, output = pair("llama", torch.bfloat16), tmp_path / "out"
+    first, convert_shard = plan(source, output), module.convert_shard
+
+    def meanwhile(*arguments: Any) -> None:
+        with pytest.raises(UserError, match=r"out\.unfinished: another process is converting into it"):
+            plan(source, output, resume=True).run()
+        convert_shard(*arguments)
+
+    monkeypatch.setattr(module, "convert_shard", meanwhile)
+    first.run()
+    assert sorted(path.name for path in output.iterdir()) == ["drafter", "target"]
+
+
+def test_what_cannot_take_its_name_can_be_taken_up(
+    tmp_path: Path, pair: MakePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, output = pair("llama", torch.bfloat16), tmp_path / "out"
+    conversion = plan(source, output)
+    output.mkdir()
+    (output / "notes.txt").write_text("came in between")
+    with pytest.raises(UserError, match="out: cannot be written"):
+        conversion.run()
+    (output / "notes.txt").unlink()
+
+    def again(*arguments: Any) -> None:
+        raise AssertionError("converted again")
+
+    monkeypatch.setattr(module, "convert_shard", again)
+
+
+def test_what_was_killed_in_its_first_file_is_not_mixed(
+    tmp_path: Path, pair: MakePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is finished then, but `hf_quant_config.json` stands there."""
+    source, output = pair("llama", torch.bfloat16), tmp_path / "out"
+    unfinished = unfinished_dir(output)
+
+    def killed(*arguments: Any) -> None:
+        shutil.copytree(unfinished, tmp_path / "left")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "convert_shard", killed)
+    with pytest.raises(KeyboardInterrupt):
+        plan(source, output).run()
+    monkeypatch.undo()
+    (tmp_path / "left").rename(unfinished)
+    with pytest.raises(UserError, match=r'target qformat "w4a16_nvfp4", now it is "bf16"; give the same again'):
+        plan(source, output, Formats("bf16"), resume=True)
+    plan(source, output, resume=True).run()
+    assert sorted(path.name for path in output.iterdir()) == ["drafter", "target"]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_what_is_not_quantized_must_be_finite_too(tmp_path: Path, pair: MakePair, value: float) -> None:
+    source = sharded(pair("llama", torch.bfloat16), tmp_path / "source", 1)
+    file = source / "target/model-00001-of-00001.safetensors"
+    tensors = load_file(file)
+    tensors["model.embed_tokens.weight"][7, 7] = value
+    save_file(tensors, file)
+    with pytest.raises(UserError, match=r"of-00001\.safetensors: model\.embed_tokens\.weight holds NaN or infinity"):
+        plan(source, tmp_path / "out").run()
+
+
+def test_what_bf16_cannot_hold_is_refused(tmp_path: Path, pair: MakePair) -> None:
+    source = sharded(pair("llama", torch.float32), tmp_path / "source", 1)
+    file = source / "target/model-00001-of-00001.safetensors"
+    tensors = load_file(file)
+    tensors["model.norm.weight"][0] = 3.4e38
+    save_file(tensors, file)
+    with pytest.raises(UserError, match=r"model\.norm\.weight holds 3\.4e\+38, beyond bfloat16"):
+        plan(source, tmp_path / "out", Formats("bf16")).run()
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path, pair: MakePair, text: Path) -> None:
+    source = sharded(pair("llama", torch.bfloat16), tmp_path / "source", 1)
+    save_tokenizer(source / "target", 256)
+    text = tmp_path / "text.txt"
+    text.write_text("naïve café")
+    with pytest.raises(UserError, match=r"text\.txt: holds the token \d+, outside a vocabulary of 97"):
+        plan(source, tmp_path / "out", Formats("fp8"), text=text)
+
+
+def test_what_is_no_conversion_is_not_taken_up(tmp_path: Path, pair: MakePair) -> None:
+    unfinished = unfinished_dir(tmp_path / "out")
+    unfinished.mkdir()
+    (unfinished / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"out\.unfinished: holds files, but no unfinished\.json"):
+        plan(pair("llama", torch.bfloat16), tmp_path / "out", resume=True)
+    assert (unfinished / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("", r"unfinished\.json: is not JSON .*; put it right, or remove .*out\.unfinished$"),
+        ('{"settings": {}, "calibrations": {}, "shards": 1}', "shards is 1: must be an object; put it right"),
+        (
+            '{"settings": {}, "calibrations": {"target": {"inputs": {"a": "b"}}}, "shards": {}}',
+            r"is damaged, calibrations\.target\.inputs\.a: .*; remove .*out\.unfinished$",
+        ),
+    ],
+)
+def test_a_damaged_journal_is_refused(tmp_path: Path, pair: MakePair, damage: str, message: str) -> None:
+    unfinished = unfinished_dir(tmp_path / "out")
+    unfinished.mkdir()
+    (unfinished / "unfinished.json").write_text(damage)
+    with pytest.raises(UserError, match=message):
+        plan(pair("llama", torch.bfloat16), tmp_path / "out", resume=True)
+
+
+def test_an_output_that_cannot_be_replaced_is_refused_at_once(
+    tmp_path: Path, pair: MakePair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = pair("llama", torch.bfloat16)
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    with pytest.raises(UserError, match="loop: "):
+        plan(source, tmp_path / "loop")
+    (tmp_path / "volume").mkdir()
+    monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "volume")
+    with pytest.raises(UserError, match="volume: is a mount point"):
+        plan(source, tmp_path / "volume")
+
+
+def test_text_that_the_target_cannot_read_is_refused_at_once(tmp_path: Path, text: Path) -> None:
+    """Before, a token outside the vocabulary was an IndexError of torch's."""
+    random_target(tmp_path / "target", vocab_size=40, max_position_embeddings=16)
+    target = open_target(tmp_path / "target")
+
+    def refusal(max_length: int) -> str:
+        data = CalibrationData(text, size=8, max_length=max_length)
+        with pytest.raises(UserError) as refused:
+            plan_conversion(target, Formats("fp8"), None, Formats("bf16"), data, tmp_path / "out")
+        return str(refused.value)
+
+    assert f"a sample of 43 tokens, above max_position_embeddings 16 of {target.path}; cut" in refusal(64)
+    save_tokenizer(tmp_path / "target", 97)
+    assert "outside a vocabulary of 40; the tokenizer of" in refusal(16)
+
+
+def test_matrices_of_several_types_are_refused_at_once(tmp_path: Path, pair: MakePair, text: Path) -> None:
+    source = sharded(pair("llama", torch.bfloat16), tmp_path / "source", 1)
+    file = source / "target/model-00001-of-00001.safetensors"
+    tensors = load_file(file)
+    tensors["model.layers.0.mlp.up_proj.weight"] = tensors["model.layers.0.mlp.up_proj.weight"].float()
+    save_file(tensors, file)
+    with pytest.raises(UserError, match=r"its matrices are bfloat16, float32, .* convert it with --qformat bf16 first"):
+        plan(source, tmp_path / "out", Formats("fp8"), text=text)
+    plan(source, tmp_path / "first", Formats("bf16")).run()
+    plan(tmp_path / "first", tmp_path / "out", Formats("fp8"), text=text).run()
+
+
 def test_a_failure_before_anything_is_finished_leaves_nothing(tmp_path: Path, pair: MakePair) -> None:
     source = sharded(pair("llama", torch.bfloat16), tmp_path / "source", 1)
     file = source / "target/model-00001-of-00001.safetensors"
@@ -163,7 +327,7 @@ def test_a_failure_before_anything_is_finished_leaves_nothing(tmp_path: Path, pa
     save_file(tensors, file)
     before = sorted(tmp_path.iterdir())
     with pytest.raises(UserError, match=r"of-00001\.safetensors: model\.layers\.2\.mlp\.up_proj\.weight: 1 of its"):
-        plan(source, tmp_path / "out").run()
+        plan(source, tmp_path / "new" / "out").run()
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -232,7 +396,7 @@ print(peaks["RssAnon"], peaks["RssFile"])
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_a_checkpoint_is_never_in_memory(tmp_path: Path) -> None:
-    """A quarter of a gigabyte in 8 files: copies stay below an eighth of it, mapped pages below two files."""
+    """A quarter of a gigabyte in 8 files: copies take less than a quarter of it, mapped pages less than a third."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(

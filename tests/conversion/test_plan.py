@@ -57,7 +57,7 @@ def test_formats_of_one_model_do_not_reach_the_other(pair: MakePair) -> None:
     drafter = plan_drafter(open_drafter(directory / "drafter"), Formats("nvfp4", "fp8"))
     assert target.quantization is None and not target.attentions and "hf_quant_config.json" not in target.files
     assert "quantization_config" not in json.loads(target.files["config.json"])
-    assert drafter.attentions == ("layers.0.self_attn", "layers.1.self_attn")
+    assert drafter.attentions == {"layers.0.self_attn", "layers.1.self_attn"}
 
 
 def test_fused_layers_are_those_that_are_quantized(pair: MakePair) -> None:
@@ -69,9 +69,21 @@ def test_fused_layers_are_those_that_are_quantized(pair: MakePair) -> None:
     assert plan.fused_with(f"{mlp}.down_proj") == (f"{mlp}.down_proj",)
 
 
-def test_bf16_says_so_in_the_config(pair: MakePair) -> None:
-    plan = plan_target(open_target(pair("llama", torch.float32) / "target"), Formats("bf16"))
+@pytest.mark.parametrize("already", [{}, {"quantization_config": None}])
+def test_bf16_says_so_in_the_config(tmp_path: Path, already: dict[str, Any]) -> None:
+    random_target(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | already))
+    plan = plan_target(open_target(tmp_path), Formats("bf16"))
     assert json.loads(plan.files["config.json"])["dtype"] == "bfloat16"
+
+
+def test_a_null_declaration_is_none(tmp_path: Path) -> None:
+    random_target(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"quantization_config": None, "dtype": "float32"}))
+    config = json.loads(plan_target(open_target(tmp_path), Formats("bf16")).files["config.json"])
+    assert config["dtype"] == "bfloat16" and "quantization_config" not in config
 
 
 @pytest.mark.parametrize(
@@ -79,20 +91,31 @@ def test_bf16_says_so_in_the_config(pair: MakePair) -> None:
     [
         (Formats("nvfp4", exclude_modules=("*",)), "exclude_modules *: leaves nothing of"),
         (Formats("nvfp4", exclude_modules=("*.qkv_proj",)), "exclude_modules *.qkv_proj: matches no linear layer of"),
-        (Formats("bf16", exclude_modules=("*.q_proj",)), "exclude_modules *.q_proj: qformat bf16 quantizes no module"),
+        (Formats("bf16", exclude_modules=("*.q_proj",)), "exclude_modules *.q_proj: "),
     ],
 )
 def test_refuses_patterns_that_do_nothing_or_too_much(pair: MakePair, formats: Formats, message: str) -> None:
+    source = pair("llama", torch.bfloat16)
     with pytest.raises(UserError) as refusal:
-        plan_target(open_target(pair("llama", torch.bfloat16) / "target"), formats)
+        plan_target(open_target(source / "target"), formats)
     assert str(refusal.value).startswith(message)
+    with pytest.raises(UserError) as refusal:
+        plan_drafter(open_drafter(source / "drafter"), formats)
+    assert str(refusal.value).startswith(f"drafter_{message}")  # that is the option for it
+
+
+def test_names_a_layer_that_could_be_left_out(pair: MakePair) -> None:
+    """Not `fc`, which is left anyway."""
+    drafter = open_drafter(pair("llama", torch.bfloat16) / "drafter")
+    with pytest.raises(UserError, match=r"a layer is named like layers\.0\.self_attn\.q_proj$"):
+        plan_drafter(drafter, Formats("fp8", exclude_modules=("*.qkv_proj",)))
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         ({"intermediate_size": 72}, "model.layers.0.mlp.down_proj.weight has 72 columns, no multiple of 16"),
-        ({"torch_dtype": torch.float64}, "has type float64; what can be quantized is float32, bfloat16 or float16"),
+        ({"torch_dtype": torch.float64}, "has type float64; what can be quantized is float32, bfloat16 or float16: "),
     ],
 )
 def test_refuses_weights_that_cannot_be_quantized(tmp_path: Path, overrides: dict[str, Any], message: str) -> None:

@@ -56,6 +56,39 @@ def test_linear_quantizes_what_it_is_given_where_it_has_a_scale() -> None:
     torch.testing.assert_close(actual, torch.tensor([0.0, 960.0, -960.0, 0.0]))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("algo", ["FP8", "NVFP4"])
+def test_rows_of_a_quantizing_layer_do_not_know_of_each_other(algo: str, dtype: torch.dtype) -> None:
+    """To the bit: the last one may decide how the next layer rounds, and with it a token."""
+    weight, x = torch.randn(192, 576), torch.randn(1, 64, 576, dtype=dtype)
+    packed = quantize_fp8(weight, "w") if algo == "FP8" else quantize_nvfp4(weight, "w")
+    linear = Linear(packed, torch.randn(192, dtype=dtype), torch.tensor(0.01))
+    together = OPS.linear(x, linear)
+    for rows in (1, 3, 8):
+        assert torch.equal(together, torch.cat([OPS.linear(part, linear) for part in x.split(rows, 1)], 1))
+
+
+def test_attention_that_leads_to_a_quantization_does_not_show_how_many_rows_a_pass_has() -> None:
+    ops = TorchOps(quantizes_activations=True)
+    cache = LayerCache(torch.randn(1, 3, 64, 64), torch.randn(1, 3, 64, 64))
+    q = torch.randn(1, 9, 8, 64)
+
+    def attended(first: int, rows: int) -> torch.Tensor:
+        where = span([40 + first], rows)
+        mask = ops.attention_mask(where, causal=True, window=None)
+        return ops.attention(q[:, :, first : first + rows], cache, where, mask)
+
+    assert torch.equal(attended(0, 8), torch.cat([attended(row, 1) for row in range(8)], 2))
+
+
+def test_fp8_sums_are_those_of_the_codes() -> None:
+    weight, x = quantize_fp8(torch.randn(64, 576), "w"), torch.randn(1, 5, 576)
+    scale = torch.tensor(0.01)
+    codes = (x / scale).clamp(-448, 448).to(torch.float8_e4m3fn).double()
+    expected = (codes @ weight.weight.double().T) * (weight.weight_scale.double() * scale)
+    assert torch.equal(OPS.linear(x, Linear(weight, input_scale=scale)), expected.float())
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_fp8_cache(dtype: torch.dtype) -> None:
     """Keys and values are rounded to e4m3 in units of their scales, and clipped; attention sees them so."""
