@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -27,6 +26,7 @@ from dflash_trt.conversion.convert import Bar
 from dflash_trt.errors import UserError
 from dflash_trt.models.pair import drafter_manifest, target_manifest
 from dflash_trt.models.weights import Manifest
+from dflash_trt.runtime.load import memory_of
 
 MAX_TOKENS = 64
 """Output tokens of a prompt when drafts are counted."""
@@ -122,7 +122,7 @@ def measure_quality(
 
 def machine_memory() -> int:
     """Bytes that this machine has, used or not."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return memory_of(torch.device("cpu"))
 
 
 def _check_conversion(original: Models, converted: Models) -> None:

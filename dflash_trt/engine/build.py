@@ -18,10 +18,10 @@ from dflash_trt.checkpoint.open_checkpoint import DrafterCheckpoint, TargetCheck
 from dflash_trt.checkpoint.pairing import check_pairing
 from dflash_trt.checkpoint.safetensors_writer import TensorSpec, write_safetensors
 from dflash_trt.checkpoint.tokenizer import load_tokenizer, tokenizer_files
-from dflash_trt.checkpoint.weights import Weights
+from dflash_trt.checkpoint.weights import Weights, finite_in
 from dflash_trt.engine.config import Backend, BuildConfig, Builder, EngineConfig
 from dflash_trt.engine.directory import Engine, check_output_dir, write_config, written_whole
-from dflash_trt.engine.weights import BUILD_ID, DAMAGED, check_packed, check_scales
+from dflash_trt.engine.weights import BUILD_ID, check_packed, check_scales
 from dflash_trt.errors import UserError, access
 from dflash_trt.models.dflash import copies_of_target
 from dflash_trt.models.pair import drafter_manifest, target_manifest
@@ -281,16 +281,5 @@ def _converted(part: Part, rank: int, ranks: int, progress: Progress) -> Iterato
             check_packed(spec.name, tensor, file)
             yield tensor
         else:
-            yield _in_type(tensor, spec, file)
+            yield finite_in(tensor, spec.dtype, f"{file}: {spec.name}")
         progress(spec.nbytes)
-
-
-def _in_type(tensor: torch.Tensor, spec: TensorSpec, file: Path) -> torch.Tensor:
-    where = f"{file}: {spec.name}"
-    if not bool(torch.isfinite(tensor).all()):
-        raise UserError(f"{where} holds NaN or infinity; {DAMAGED}")
-    converted = tensor.to(spec.dtype)
-    if not bool(torch.isfinite(converted).all()):
-        largest = tensor.abs().max().item()
-        raise UserError(f"{where} holds {largest:.3g}, beyond {spec.dtype}; build with --dtype bfloat16 or float32")
-    return converted

@@ -44,7 +44,7 @@ def load_executor(engine: Engine, device: torch.device, ranks: Ranks = ALONE) ->
         f"smaller --max_batch_size, now {build.max_batch_size}, or --max_seq_len, now {build.max_seq_len}"
     )
     # Linux promises more memory than there is and ends the process that uses it.
-    if engine.config.cache_bytes > _memory(device):
+    if engine.config.cache_bytes > memory_of(device):
         raise no_room
     try:
         return TorchExecutor(
@@ -93,7 +93,7 @@ def load_pair(
     )
 
 
-def _memory(device: torch.device) -> int:
+def memory_of(device: torch.device) -> int:
     """Bytes that a device has, used or not."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
