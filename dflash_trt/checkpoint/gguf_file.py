@@ -161,15 +161,17 @@ def find_gguf(path: Path) -> Path | None:
     """The GGUF file that a path means: itself, or the only one of a directory without `config.json`.
 
     Returns:
-        None where the path means something else.
+        None where the path means a directory that holds something else, or nothing.
 
     Raises:
-        UserError: the directory holds several, or cannot be read.
+        UserError: the directory holds several or cannot be read, or the path is another file.
     """
     if path.suffix == ".gguf":
         return path
     with access(path, "read"):
-        if not path.is_dir() or (path / CONFIG_FILE).is_file():
+        if path.exists() and not path.is_dir():
+            raise UserError(f"{path}: is a file, and no .gguf; give the directory of a checkpoint, or a GGUF file")
+        if not path.exists() or (path / CONFIG_FILE).is_file():
             return None
         found = sorted(path.glob("*.gguf"))
     if len(found) > 1:

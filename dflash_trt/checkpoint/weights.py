@@ -202,7 +202,9 @@ def _read_header(path: Path) -> dict[str, _Entry]:
             (name, str(entry["dtype"]), tuple(map(int, entry["shape"])), *map(int, entry["data_offsets"]))
             for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"])
         ]
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        if any(size < 0 for _, _, shape, *_ in described for size in shape):
+            raise ValueError("a size is negative")
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
         raise UserError(f"{path}: is not a safetensors file: its header cannot be read ({error})") from None
 
     entries = {}

@@ -91,6 +91,9 @@ def test_find(tmp_path: Path) -> None:
     assert find_gguf(tmp_path) is None
     (tmp_path / "a.gguf").touch()
     assert find_gguf(tmp_path) == find_gguf(tmp_path / "a.gguf") == tmp_path / "a.gguf"
+    (tmp_path / "model.safetensors").touch()
+    with pytest.raises(UserError, match=r"model\.safetensors: is a file, and no \.gguf; give the directory"):
+        find_gguf(tmp_path / "model.safetensors")
     (tmp_path / "b.gguf").touch()
     with pytest.raises(UserError, match=r"several GGUF files \(a.gguf, b.gguf\)"):
         find_gguf(tmp_path)
