@@ -22,12 +22,13 @@ ANSWERS = json.loads((Path(__file__).parent / "smollm2_answers.json").read_text(
 MEGABYTE = 2**20
 
 
-@pytest.mark.parametrize("window", [1, 8])
-def test_known_answers(tmp_path: Path, window: int) -> None:
+@pytest.mark.parametrize(("window", "ranks"), [(1, 1), (8, 1), (8, 3)])
+def test_known_answers(tmp_path: Path, window: int, ranks: int) -> None:
     write_bfloat16_checkpoint(tmp_path / "target")
-    llm = build_pair(tmp_path / "engine", tmp_path / "target", DRAFTER, dtype="float32", max_seq_len=256)
     params = [SamplingParams(max_tokens=len(row["output_ids"])) for row in ANSWERS]
-    outputs = llm.generate([row["prompt_ids"] for row in ANSWERS], params, verify_window=window)
+    options = {"dtype": "float32", "max_seq_len": 256, "tp_size": ranks}
+    with build_pair(tmp_path / "engine", tmp_path / "target", DRAFTER, **options) as llm:
+        outputs = llm.generate([row["prompt_ids"] for row in ANSWERS], params, verify_window=window)
     assert [output.outputs[0].token_ids for output in outputs] == [row["output_ids"] for row in ANSWERS]
 
 

@@ -82,9 +82,8 @@ class RankProcesses:
         lines = self._log(rank).read_text(errors="replace").strip().splitlines() or ["without a message"]
         if status == USER_ERROR:
             return UserError(f"rank {rank}: {lines[-1]}")
-        how = (
-            f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}: {lines[-1]}"
-        )
+        ended = f"ended with status {status}: {lines[-1]}"
+        how = f"was ended by {signal.Signals(-status).name}" if status < 0 else ended
         return RanksEnded(f"rank {rank} of {self._size} {how}")
 
     def close(self) -> None:
