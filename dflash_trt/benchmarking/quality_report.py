@@ -44,14 +44,19 @@ class QualityReport:
         return plain
 
 
-def check_report_file(path: Path) -> None:
+def check_report_file(path: Path, output_dir: Path) -> None:
     """See that a report can be written here when it is made; directories that are missing will be made too.
 
+    Args:
+        path: of the report.
+        output_dir: of the conversion that will be made before it.
+
     Raises:
-        UserError: it is a directory, or the system refuses.
+        UserError: it is a directory or will be one, or the system refuses.
     """
+    made = [os.path.realpath(part) for part in (output_dir, output_dir / "target", output_dir / "drafter")]
     with access(path, "written"):
-        if path.is_dir():
+        if path.is_dir() or os.path.realpath(path) in made:
             raise UserError(f"{path}: is a directory; give --report a file")
         ancestor = next(parent for parent in path.absolute().parents if parent.exists())
         with tempfile.TemporaryFile(dir=ancestor):

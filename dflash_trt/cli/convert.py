@@ -128,7 +128,7 @@ def convert(
     original = Models(open_target(target_dir), None if drafter_dir is None else open_drafter(drafter_dir))
     text = None
     if report is not None:
-        check_report_file(report)
+        check_report_file(report, output_dir)
     if report_dataset is not None:
         dtype = getattr(torch, report_dtype)
         text = read_held_out_text(

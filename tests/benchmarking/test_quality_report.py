@@ -87,10 +87,10 @@ def test_keys_stay() -> None:
 
 
 def test_a_place_is_checked_and_left_as_it_was(tmp_path: Path) -> None:
-    check_report_file(tmp_path / "a" / "b" / "report.json")
+    check_report_file(tmp_path / "a" / "b" / "report.json", tmp_path / "output")
     assert not list(tmp_path.iterdir())
     (tmp_path / "old.json").write_text("old")
-    check_report_file(tmp_path / "old.json")
+    check_report_file(tmp_path / "old.json", tmp_path / "output")
     assert (tmp_path / "old.json").read_text() == "old"
 
 
@@ -104,11 +104,11 @@ def test_a_report_that_cannot_be_finished_leaves_nothing(tmp_path: Path) -> None
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is a directory; give --report a file"):
-        check_report_file(tmp_path)
+        check_report_file(tmp_path, tmp_path / "output")
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file/report\.json: cannot be written \(Not a directory\)"):
-        check_report_file(tmp_path / "file" / "report.json")
+        check_report_file(tmp_path / "file" / "report.json", tmp_path / "output")
     with pytest.raises(UserError, match=r"file/report\.json: cannot be written"):
         write_report(REPORT, tmp_path / "file" / "report.json")
     with pytest.raises(UserError, match=r"/proc/report\.json: cannot be written"):
-        check_report_file(Path("/proc/report.json"))
+        check_report_file(Path("/proc/report.json"), tmp_path / "output")

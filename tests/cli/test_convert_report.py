@@ -67,6 +67,8 @@ def test_without_text_says_what_was_not_measured(capsys: pytest.CaptureFixture[s
         (("--report", "/proc/r.json"), "/proc/r.json: cannot be written"),
         (("--report", "r.json", "--report_dataset", "none.txt"), "none.txt: cannot be read"),
         (("--report", TINY), "is a directory"),
+        (("--report", "output"), "output: is a directory; give --report a file"),
+        (("--report", "output/target"), "output/target: is a directory; give --report a file"),
     ],
 )
 def test_mistakes_are_refused_before_anything_is_converted(
