@@ -95,7 +95,7 @@ def finite_in(tensor: torch.Tensor, dtype: torch.dtype, where: str) -> torch.Ten
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
-    """By the extremes, which NaN is among where there is one: `torch.isfinite` makes copies, of an embedding gigabytes."""
+    """By the extremes, NaN among them where there is one: `torch.isfinite` makes copies, of an embedding gigabytes."""
     return tensor.numel() == 0 or bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all())
 
 

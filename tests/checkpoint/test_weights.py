@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from dflash_trt.checkpoint.weights import INDEX_FILE, SINGLE_FILE, SafetensorsWeights
+from dflash_trt.checkpoint.weights import INDEX_FILE, SINGLE_FILE, SafetensorsWeights, finite_in
 from dflash_trt.errors import UserError
 
 TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor([1, 2], dtype=torch.int8)}
@@ -168,3 +168,20 @@ def test_refuses_two_checkpoints_in_one_directory(sharded: Path) -> None:
     save_file(TENSORS, sharded / SINGLE_FILE)
     with pytest.raises(UserError, match=f"holds both {SINGLE_FILE} and {INDEX_FILE}"):
         SafetensorsWeights(sharded)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("place", [0, 517, 999])
+def test_finite_in_finds_one_value_that_is_not(dtype: torch.dtype, value: float, place: int) -> None:
+    tensor = torch.randn(1000).to(dtype)
+    assert torch.equal(finite_in(tensor, dtype, "w"), tensor)
+    tensor[place] = value
+    with pytest.raises(UserError, match="w holds NaN or infinity; the checkpoint is damaged"):
+        finite_in(tensor, dtype, "w")
+
+
+def test_finite_in_refuses_what_the_type_cannot_hold() -> None:
+    with pytest.raises(UserError, match=r"w holds 7e\+04, beyond float16; choose a wider type"):
+        finite_in(torch.tensor([1.0, -70000.0]), torch.float16, "w")
+    assert finite_in(torch.empty(0, 3), torch.float16, "w").dtype == torch.float16
