@@ -90,7 +90,8 @@ def finite_in(tensor: torch.Tensor, dtype: torch.dtype, where: str) -> torch.Ten
     converted = tensor.to(dtype)
     if converted.dtype != tensor.dtype and not _is_finite(converted):
         narrow = str(dtype).removeprefix("torch.")
-        raise UserError(f"{where} holds {tensor.abs().max().item():.3g}, beyond {narrow}; choose a wider type")
+        wider = "bfloat16 or float32" if dtype == torch.float16 else "float32"
+        raise UserError(f"{where} holds {tensor.abs().max().item():.3g}, beyond {narrow}; choose {wider}")
     return converted
 
 
