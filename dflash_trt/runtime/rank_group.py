@@ -100,6 +100,9 @@ def connect(store: Store, rank: int, size: int, device: torch.device, *, local: 
     ]
     gloo = ProcessGroupGloo(PrefixStore("gloo", store), rank, size, options)
     gloo._set_default_timeout(_FOREVER)
+    # A rank that went on and ended would close a connection on which another is still meeting it.
+    store.set(f"met/{rank}", "")
+    store.wait([f"met/{other}" for other in range(size)], _MEETING)
     control = Ranks(rank, size, gloo)
     if device.type == "cpu":
         return control, control
