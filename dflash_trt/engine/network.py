@@ -23,6 +23,7 @@ from dflash_trt.models.pair import Caches, Pair
 from dflash_trt.ops.base import LayerCache, Linear
 from dflash_trt.ops.tensorrt_layers import NetworkTensor
 from dflash_trt.ops.tensorrt_ops import NetworkSpan, TensorRTOps
+from dflash_trt.ops.tensorrt_plugin_ops import PluginOps
 
 Inputs = Mapping[str, NetworkTensor]
 
@@ -34,32 +35,59 @@ def record_target(ops: TensorRTOps, pair: Pair, config: EngineConfig) -> Binding
         ops: of an empty network.
         pair: a rank's part, its weights on the CPU and in memory until the network is built.
     """
-    bindings = target_bindings(config, plugins=False)
+    has_plugins = isinstance(ops, PluginOps)
+    bindings = target_bindings(config, plugins=has_plugins)
     inputs = _add_inputs(ops, bindings)
     rows = ops.layers.count(inputs["tokens"], 1)
-    span = _span(ops, config, inputs["kv_len"], inputs["q_len"], rows)
+    span = _span(ops, config, inputs, inputs["q_len"], rows)
     caches = Caches(
         _layer_caches("target", pair.target_weights.layers, inputs),
-        _layer_caches("drafter", pair.drafter_weights.layers, inputs),
+        _layer_caches("drafter", pair.drafter_weights.layers, inputs, stacked=has_plugins),
     )
     logits = _shared(pair, inputs).target_pass(ops, inputs["tokens"], inputs["logit_rows"], caches, span)
     ops.layers.output(logits, "logits")
+    if isinstance(ops, PluginOps):
+        _verify(ops, inputs, logits, config.pretrained_config.vocab_size)
     return bindings
 
 
 def record_drafter(ops: TensorRTOps, pair: Pair, config: EngineConfig) -> Bindings:
     """Record the drafter's pass: an anchor and a length -> logits of the tokens after it."""
-    bindings = drafter_bindings(config, plugins=False)
+    bindings = drafter_bindings(config, plugins=isinstance(ops, PluginOps))
     inputs = _add_inputs(ops, bindings)
     size = config.speculative_config.block_size
     layers = ops.layers
-    length = layers.add(layers.multiply(inputs["kv_len"], layers.integers([0])), layers.integers([size]))
-    span = _span(ops, config, inputs["kv_len"], length, layers.integers(list(range(size))))
+    nothing = layers.multiply(inputs["kv_len"], layers.integers([0]))
+    whole = layers.add(nothing, layers.integers([size]))
+    span = _span(ops, config, inputs, whole, layers.integers(list(range(size))))
     caches = Caches((), _layer_caches("drafter", pair.drafter_weights.layers, inputs))
     block = _block(ops, inputs["anchors"], size, config.speculative_config.mask_token_id)
     logits = _shared(pair, inputs).drafter_pass(ops, block, size - 1, caches, span)
     layers.output(logits, "logits")
+    if isinstance(ops, PluginOps):
+        first = layers.add(inputs["kv_len"], layers.integers([1]))
+        has_own_head = config.speculative_config.has_reduced_vocabulary
+        drafts, _, _ = ops.verify(
+            logits,
+            ops.rows(block, 1, size),
+            nothing,
+            first,
+            inputs["temperature"],
+            inputs["seeds"],
+            config.pretrained_config.vocab_size,
+            whole=has_own_head,
+        )
+        layers.output(drafts, "drafts")
     return bindings
+
+
+def _verify(ops: PluginOps, inputs: Inputs, logits: NetworkTensor, vocab_size: int) -> None:
+    layers = ops.layers
+    rows = layers.gather_rows(inputs["tokens"], inputs["logit_rows"])
+    before = layers.subtract(layers.add(inputs["kv_len"], inputs["q_len"]), inputs["draft_len"])
+    outputs = ops.verify(logits, rows, inputs["draft_len"], before, inputs["temperature"], inputs["seeds"], vocab_size)
+    for output, name in zip(outputs, ("chosen", "accepted", "next"), strict=True):
+        layers.output(output, name)
 
 
 def _add_inputs(ops: TensorRTOps, bindings: Bindings) -> Inputs:
@@ -72,11 +100,11 @@ def _add_input(ops: TensorRTOps, binding: Binding) -> NetworkTensor:
 
 
 def _span(
-    ops: TensorRTOps, config: EngineConfig, kv_len: NetworkTensor, q_len: NetworkTensor, rows: NetworkTensor
+    ops: TensorRTOps, config: EngineConfig, inputs: Inputs, q_len: NetworkTensor, rows: NetworkTensor
 ) -> NetworkSpan:
-    layers = ops.layers
+    layers, kv_len = ops.layers, inputs["kv_len"]
     return NetworkSpan(
-        slots=None,
+        slots=inputs.get("slots"),
         positions=layers.add(layers.unsqueeze(kv_len, 1), layers.unsqueeze(rows, 0)),
         extent=config.build_config.max_seq_len + config.speculative_config.block_size,
         kv_len=kv_len,
@@ -84,10 +112,14 @@ def _span(
     )
 
 
-def _layer_caches(model: str, layers: Sequence[DecoderLayer], inputs: Inputs) -> list[LayerCache]:
+def _layer_caches(
+    model: str, layers: Sequence[DecoderLayer], inputs: Inputs, *, stacked: bool = False
+) -> list[LayerCache]:
+    """Each layer's; where they are stacked, all have the one that holds all layers."""
+    prefixes = [model if stacked else f"{model}.{i}" for i in range(len(layers))]
     return [
-        LayerCache(inputs[f"{model}.{i}.keys"], inputs[f"{model}.{i}.values"], layer.k_scale, layer.v_scale)
-        for i, layer in enumerate(layers)
+        LayerCache(inputs[f"{prefix}.keys"], inputs[f"{prefix}.values"], layer.k_scale, layer.v_scale)
+        for prefix, layer in zip(prefixes, layers, strict=True)
     ]
 
 

@@ -36,6 +36,10 @@ class Layers:
         """TensorRT's name of a type."""
         return self._types[dtype]
 
+    def dtype(self, x: NetworkTensor) -> torch.dtype:
+        """Torch's name of a tensor's type."""
+        return next(known for known, name in self._types.items() if name == x.dtype)
+
     def constant(self, tensor: torch.Tensor) -> NetworkTensor:
         """A tensor whose memory the network reads in place."""
         return self._constant(tensor.contiguous(), self._types[tensor.dtype], tuple(tensor.shape), tensor.numel())
@@ -51,8 +55,7 @@ class Layers:
 
     def number(self, value: float, like: NetworkTensor) -> NetworkTensor:
         """A number of the type and rank of another tensor."""
-        dtype = next(known for known, name in self._types.items() if name == like.dtype)
-        return self.constant(torch.full((1,) * len(like.shape), value, dtype=dtype))
+        return self.constant(torch.full((1,) * len(like.shape), value, dtype=self.dtype(like)))
 
     def tensor(self, weight: Any) -> NetworkTensor:
         """A weight as it is, where it is an input of the network, or as a constant."""
