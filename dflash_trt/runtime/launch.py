@@ -11,12 +11,13 @@ from pathlib import Path
 import torch
 
 from dflash_trt.engine.directory import Engine
+from dflash_trt.engine.processes import environment_of_children
 from dflash_trt.engine.weights import check_rank_files
 from dflash_trt.errors import UserError
 from dflash_trt.runtime.load import find_device, load_executor
 from dflash_trt.runtime.parallel_executor import ParallelExecutor, serve
 from dflash_trt.runtime.rank_group import World, connect, file_store, launched_world, share_of_cores, world_store
-from dflash_trt.runtime.rank_processes import HERE, LOADED, RankProcesses, environment_of_ranks
+from dflash_trt.runtime.rank_processes import HERE, LOADED, RankProcesses
 from dflash_trt.runtime.step import Executor
 
 _RANK = "dflash_trt.runtime.rank"
@@ -54,7 +55,7 @@ def _start_ranks(engine: Engine, device: str | None, size: int) -> ParallelExecu
     with tempfile.TemporaryDirectory(prefix="dflash-trt-") as directory:
         store = str(Path(directory) / "store")
         arguments = [str(engine.path.absolute()), device or "", store]
-        processes = RankProcesses(_RANK, arguments, size, environment_of_ranks(threads))
+        processes = RankProcesses(_RANK, arguments, size, environment_of_children(threads))
         try:
             processes.wait_for(HERE)
             control, ranks = connect(file_store(store, size), 0, size, where, local=True)
