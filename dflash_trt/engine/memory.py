@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
+
 from dflash_trt.checkpoint.safetensors_writer import TensorSpec
 from dflash_trt.engine.bindings import (
     Binding,
@@ -64,10 +66,11 @@ def predict_memory(build: Build) -> Memory:
     quantized_head = not config.pretrained_config.tie_word_embeddings and not has_head_input(config.pretrained_config)
     borrows_head = not config.speculative_config.has_reduced_vocabulary
     target, drafter = build.target.specs, build.drafter.specs
-    constants = [spec for spec in target if spec.name != _EMBEDDING and (quantized_head or _HEAD not in spec.name)]
-    head = [spec for spec in target if spec.name.startswith(_HEAD)] if quantized_head and borrows_head else []
+    head = [spec for spec in target if spec.name.startswith(_HEAD)] if quantized_head else []
+    body = [spec for spec in target if not spec.name.startswith((_EMBEDDING, _HEAD))]
     in_target = [spec for spec in drafter if _FUSION.match(spec.name) or _CONTEXT.match(spec.name)]
     in_drafter = [spec for spec in drafter if not _FUSION.match(spec.name)]
+    rotary, drafter_rotary = _rotary_bytes(config)
     tables = engine_bindings(config)
     caches = _caches(config)
     others = sum(
@@ -77,12 +80,22 @@ def predict_memory(build: Build) -> Memory:
         if binding.name not in {each.name for each in (*shared, *caches)} and not _is_update(binding, caches)
     )
     return Memory(
-        target_weights=_bytes(constants) + _bytes(in_target),
-        drafter_weights=_bytes(in_drafter) + _bytes(head),
+        target_weights=_bytes([*body, *head, *in_target]) + rotary,
+        drafter_weights=_bytes([*in_drafter, *(head if borrows_head else [])]) + drafter_rotary,
         shared_weights=sum(math.prod(_known(binding)) * binding.dtype.itemsize for binding in shared),
         caches=config.cache_bytes,
         inputs_and_outputs=others,
     )
+
+
+def _rotary_bytes(config: EngineConfig) -> tuple[int, int]:
+    """Tables of cosines and sines in float32: both models' in the target's engine, the drafter's in its own."""
+    positions = config.build_config.max_seq_len + config.speculative_config.block_size
+    target, drafter = (
+        positions * model.head_dim * torch.float32.itemsize
+        for model in (config.pretrained_config, config.speculative_config)
+    )
+    return target + drafter, drafter
 
 
 def _caches(config: EngineConfig) -> tuple[Binding, ...]:

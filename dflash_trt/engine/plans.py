@@ -103,6 +103,16 @@ def open_plans(engine: Engine, rank: int) -> RankPlans:
     return RankPlans(weights, files, records)
 
 
+def check_plans(engine: Engine) -> None:
+    """Refuse an engine that lacks a file of a rank, or has one of another build.
+
+    Raises:
+        UserError: naming the file.
+    """
+    for rank in range(engine.config.build_config.tp_size):
+        open_plans(engine, rank)
+
+
 def _check_there(engine: Engine, file: Path) -> None:
     ranks = engine.config.build_config.tp_size
     if not file.exists():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, get_args
 
 from dflash_trt.checkpoint.drafter import DrafterConfig
 from dflash_trt.checkpoint.quantization_config import QuantAlgo
@@ -32,15 +32,6 @@ LEAST: dict[Feature, int] = {
 }
 """The first compute capability that has it. Of e2m1 numbers that includes weights whose activations are unquantized."""
 _PLUGIN_ONLY: tuple[Feature, ...] = ("FP8 caches",)
-_INSTEAD: dict[Feature, str] = {
-    "float32": "give --dtype float16",
-    "bfloat16": "give --dtype float16",
-    "float64": "give --dtype bfloat16, float16 or float32",
-    "FP8": "convert it with bf16 instead",
-    "NVFP4": "convert it with fp8 or bf16 instead",
-    "W4A16_NVFP4": "convert it with fp8 or bf16 instead",
-    "FP8 caches": "convert with --kv_cache_qformat none",
-}
 
 
 def is_supported(feature: Feature, backend: TensorRTName, compute_capability: str) -> bool:
@@ -112,8 +103,19 @@ def _refusal(feature: Feature, whose: str, backend: TensorRTName, compute_capabi
             other == backend or not any(is_supported(feature, backend, each) for each in COMPUTE_CAPABILITIES[backend])
         )
     ]
-    ways = ", or ".join([_INSTEAD[feature], *(f"give {way}" for way in elsewhere)])
+    ways = ", or ".join([_instead(feature, backend, compute_capability), *(f"give {way}" for way in elsewhere)])
     return f"{what}, which {backend} does not build for {compute_capability}; {ways}"
+
+
+def _instead(feature: Feature, backend: TensorRTName, compute_capability: str) -> str:
+    """What works for the same GPU."""
+    if feature == "FP8 caches":
+        return "convert with --kv_cache_qformat none"
+    if feature in get_args(Dtype):
+        types = [dtype for dtype in get_args(Dtype) if is_supported(dtype, backend, compute_capability)]
+        return f"give --dtype {' or '.join(types)}"
+    fp8 = "fp8 or " if is_supported("FP8", backend, compute_capability) else ""
+    return f"convert it with {fp8}bf16"
 
 
 def _number(compute_capability: str) -> int:

@@ -7,10 +7,13 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
+from dflash_trt.engine.compatibility import check_runs_here
 from dflash_trt.engine.directory import Engine
+from dflash_trt.engine.plans import check_plans
 from dflash_trt.engine.processes import environment_of_children
 from dflash_trt.engine.weights import check_rank_files
 from dflash_trt.errors import UserError
@@ -42,11 +45,22 @@ def open_executor(engine: Engine, device: str | None) -> tuple[Executor, Callabl
             f"{engine.path}: tp_size is {size}, {world.size_variable} is {world.size}; start {size} processes, or one "
             "without a launcher, or build with that --tp_size"
         )
+    if engine.config.builder.tensorrt is not None:
+        _refuse_tensorrt(engine)
     check_rank_files(engine)
     if size == 1:
         return load_executor(engine, find_device(device)), lambda: None
     executor = _start_ranks(engine, device, size) if world is None else _join(engine, device, world)
     return executor, executor.close
+
+
+def _refuse_tensorrt(engine: Engine) -> NoReturn:
+    check_plans(engine)
+    check_runs_here(engine)
+    raise UserError(
+        f"{engine.path}: engines of {engine.config.builder.backend} are built and inspected by this version, not run; "
+        "build with --backend torch to run the pair"
+    )
 
 
 def _start_ranks(engine: Engine, device: str | None, size: int) -> ParallelExecutor:
