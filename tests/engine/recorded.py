@@ -86,13 +86,48 @@ class TorchPasses:
         return self.pair.drafter_pass(self.ops, block, size - 1, self.caches, span(kv_len, size))
 
 
+class Recorded:
+    """One engine of a rank as a network; called, an `EnginePass` of a rank that is alone."""
+
+    def __init__(self, record: Any, config: EngineConfig, pairs: Sequence[Pair], rank: int = 0) -> None:
+        self._builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
+        self.network = self._builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+        self._ops = TensorRTOps(trt, self.network, rank=rank, ranks=len(pairs))  # which holds the constants
+        self.bindings: Bindings = record(self._ops, pairs[rank], config)
+        names = {each.name for each in self.bindings.inputs}
+        self.shared = {name: tensor for name, tensor in shared_of(config, pairs[rank]).items() if name in names}
+
+    def __call__(self, profile: str, tensors: Mapping[str, Tensor]) -> None:
+        interpret([self], [tensors])
+
+
+def shared_of(config: EngineConfig, pair: Pair) -> dict[str, Tensor]:
+    """The weights that both engines of a rank take as inputs."""
+    held = {"embedding": pair.target_weights.embedding, "head": pair.target_weights.head.weight}
+    return {each.name: held[each.name] for each in shared_weights(config, head=True)}
+
+
+def interpret(recorded: Sequence[Recorded], bound: Sequence[Mapping[str, Tensor]]) -> None:
+    """A pass of all ranks, whose outputs go to where they are bound."""
+    inputs = [
+        {each.name: tensors[each.name] for each in one.bindings.inputs}
+        for one, tensors in zip(recorded, bound, strict=True)
+    ]
+    outputs = NetworkInterpreter([one.network for one in recorded]).run(inputs)
+    for one, tensors, computed in zip(recorded, bound, outputs, strict=True):
+        assert computed.keys() == {each.name for each in one.bindings.outputs}
+        for name, value in computed.items():
+            assert (value.dtype, value.shape) == (tensors[name].dtype, tensors[name].shape)
+            if name.endswith(UPDATED):
+                assert tensors[name].data_ptr() == tensors[name.removesuffix(UPDATED)].data_ptr()
+            tensors[name].copy_(value)
+
+
 class NetworkPasses:
     """The same passes by recorded networks, all ranks together."""
 
     def __init__(self, config: EngineConfig, pairs: Sequence[Pair]) -> None:
         self.config, self.pairs = config, pairs
-        self._builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
-        self._ops: list[TensorRTOps] = []
         self.caches: list[dict[Model, CacheStorage]] = [
             {
                 "target": CacheStorage.allocate("target", config, CPU),
@@ -100,8 +135,8 @@ class NetworkPasses:
             }
             for _ in pairs
         ]
-        self._target = [self._recorded(record_target, rank) for rank in range(len(pairs))]
-        self._drafter = [self._recorded(record_drafter, rank) for rank in range(len(pairs))]
+        self._target = [Recorded(record_target, config, pairs, rank) for rank in range(len(pairs))]
+        self._drafter = [Recorded(record_drafter, config, pairs, rank) for rank in range(len(pairs))]
 
     def target(self, tokens: Tensor, logit_rows: Tensor, kv_len: list[int], q_len: list[int], slot: int) -> Tensor:
         """See `TorchPasses.target`."""
@@ -124,36 +159,18 @@ class NetworkPasses:
         parts = [caches[model] for caches in self.caches[::repeats]]
         return CacheStorage(*(torch.cat([getattr(part, kind) for part in parts], 2) for kind in ("keys", "values")))
 
-    def _recorded(self, record: Any, rank: int) -> tuple[Any, EngineIO, Bindings]:
-        network = self._builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-        ops = TensorRTOps(trt, network, rank=rank, ranks=len(self.pairs))
-        self._ops.append(ops)  # which holds the constants
-        bindings = record(ops, self.pairs[rank], self.config)
-        weights = self.pairs[rank].target_weights
-        held = {"embedding": weights.embedding, "head": weights.head.weight}
-        shared = {each.name: held[each.name] for each in shared_weights(self.config, head=True)}
-        shared = {name: tensor for name, tensor in shared.items() if name in {each.name for each in bindings.inputs}}
-        return network, EngineIO(bindings, self.caches[rank], shared, CPU), bindings
-
     def _run(
-        self, recorded: Sequence[tuple[Any, EngineIO, Bindings]], sizes: Any, slot: int, values: Mapping[str, Any]
+        self, recorded: Sequence[Recorded], sizes: Any, slot: int, values: Mapping[str, Any]
     ) -> list[dict[str, Tensor]]:
-        bound = [io.bind(sizes, slot) for _, io, _ in recorded]
+        bound = [
+            EngineIO(each.bindings, caches, each.shared, CPU).bind(sizes, slot)
+            for each, caches in zip(recorded, self.caches, strict=True)
+        ]
         for tensors in bound:
             for name, value in values.items():
                 tensors[name].copy_(torch.as_tensor(value))
-        inputs = [
-            {each.name: tensors[each.name] for each in bindings.inputs}
-            for tensors, (_, _, bindings) in zip(bound, recorded, strict=True)
-        ]
-        outputs = NetworkInterpreter([network for network, _, _ in recorded]).run(inputs)
-        for tensors, computed in zip(bound, outputs, strict=True):
-            for name, value in computed.items():
-                assert (value.dtype, value.shape) == (tensors[name].dtype, tensors[name].shape)
-                tensors[name].copy_(value)
-                if name.endswith(UPDATED):
-                    assert tensors[name].data_ptr() == tensors[name.removesuffix(UPDATED)].data_ptr()
-        return outputs
+        interpret(recorded, bound)
+        return bound
 
     def _logits(self, outputs: Sequence[Mapping[str, Tensor]]) -> Tensor:
         joined = torch.cat([each["logits"] for each in outputs], -1)
