@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
@@ -42,6 +42,7 @@ def test_caches_take_what_the_config_says(config: EngineConfig, caches: dict[Mod
 
 
 @given(batch=st.integers(1, SLOTS), rows=st.integers(1, BLOCK), data=st.data())
+@settings(max_examples=30)
 def test_addresses_of_native_caches(
     config: EngineConfig, caches: dict[Model, CacheStorage], batch: int, rows: int, data: st.DataObject
 ) -> None:
@@ -58,7 +59,7 @@ def test_addresses_of_native_caches(
             for name in (f"target.{layer}.{kind}", f"target.{layer}.{kind}.updated"):
                 assert bound[name].shape == (batch, HEADS, POSITIONS, SIZE)
                 assert bound[name].data_ptr() == base + (layer * SLOTS + first) * of_slot
-    assert bound["tokens"].shape == (batch, rows) and bound["logits"].shape == (batch, choices, 512)
+    assert bound["tokens"].shape == (batch, rows) and bound["logits"].shape == (batch, choices, 697)
     assert all(tensor.is_contiguous() for tensor in bound.values())
 
 
