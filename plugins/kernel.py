@@ -55,6 +55,16 @@ def cdiv(count: Any, size: int) -> Any:
     return (count + (size - 1)) // size
 
 
+def require_shape(op: str, name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    """A kernel reads wherever its sizes point, so that shapes are seen to be right before.
+
+    Raises:
+        UserError: `tensor` has another shape.
+    """
+    if tuple(tensor.shape) != shape:
+        raise UserError(f"{op}: {name} has shape {tuple(tensor.shape)}, it must have {shape}")
+
+
 @dataclass(frozen=True)
 class CompiledKernel:
     """PTX whose parameters are the kernel's own, and what launching it takes."""
@@ -92,6 +102,8 @@ class Kernel:
     """The launch's thread blocks, from the sizes by name, by +, -, * and // with the size on the left."""
     num_warps: int = 4
     num_stages: int = 3
+    max_registers: int | None = None
+    """Of a thread, where the compiler would take so many that too few threads fit beside each other."""
 
     def __post_init__(self) -> None:
         declared = [*self.parameters, *self.constants]
@@ -107,6 +119,10 @@ class Kernel:
     def sizes(self) -> tuple[str, ...]:
         """The names of the int32 parameters."""
         return tuple(name for name, kind in self.parameters.items() if not kind.startswith("*"))
+
+    @property
+    def _options(self) -> dict[str, int | None]:
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "maxnreg": self.max_registers}
 
     def launch(self, *arguments: Tensor | int) -> None:
         """Run on torch tensors: on CUDA as Triton compiles it, on a CPU in Triton's interpreter, which is slow.
@@ -128,7 +144,7 @@ class Kernel:
                 interpreter.InterpretedFunction(self.function.fn)[grid](*prepared, **self.constants)
             return
         with torch.cuda.device(device):
-            self.function[grid](*prepared, **self.constants, num_warps=self.num_warps, num_stages=self.num_stages)
+            self.function[grid](*prepared, **self.constants, **self._options)
 
     def compile(self, compute_capability: int) -> CompiledKernel:
         """Compile ahead of time; no GPU is needed.
@@ -148,11 +164,7 @@ class Kernel:
                 (i,): [["tt.divisibility", 16]] for i, kind in enumerate(self.parameters.values()) if kind[0] == "*"
             },
         )
-        options = {
-            "num_warps": self.num_warps,
-            "num_stages": self.num_stages,
-            "ptx_version": _PTX_VERSION[compute_capability],
-        }
+        options = {**self._options, "ptx_version": _PTX_VERSION[compute_capability]}
         with triton.knobs.compilation.scope():
             triton.knobs.compilation.disable_line_info = True  # it names the files of this machine
             compiled = triton.compile(source, target=GPUTarget("cuda", compute_capability, 32), options=options)

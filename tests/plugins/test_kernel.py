@@ -14,12 +14,12 @@ from dflash_trt.plugins.kernel import SHARED_MEMORY, Kernel, _without_scratch, c
 
 
 @triton.jit
-def _positive(x):  # type: ignore[no-untyped-def]
+def _positive(x):
     return tl.where(x > 0, x, 0.0)
 
 
 @triton.jit
-def _largest(x, length, out, ids, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _largest(x, length, out, ids, BLOCK: tl.constexpr):
     block = tl.program_id(0)
     columns = block * BLOCK + tl.arange(0, BLOCK)
     value, index = tl.max(_positive(tl.load(x + columns, mask=columns < length, other=0.0)), 0, return_indices=True)
