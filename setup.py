@@ -16,8 +16,8 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10,<3.14",
-    packages=[*find_packages(include=["dflash_trt", "dflash_trt.*"]), "dflash_trt.examples"],
-    package_dir={"dflash_trt.examples": "examples"},
+    packages=[*find_packages(include=["dflash_trt", "dflash_trt.*"]), "dflash_trt.examples", "dflash_trt.plugins"],
+    package_dir={"dflash_trt.examples": "examples", "dflash_trt.plugins": "plugins"},
     package_data={
         "dflash_trt.examples": ["smollm2-135m/drafter/*", "smollm2-135m/*.jsonl", "tiny/target/*", "tiny/drafter/*"]
     },

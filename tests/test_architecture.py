@@ -10,9 +10,11 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "dflash_trt"
-MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
+PLUGINS = ROOT / "plugins"
+MODULES = sorted(path for path in [*PACKAGE.rglob("*.py"), *PLUGINS.rglob("*.py")] if path.name != "__init__.py")
 FLOORS = [
     "errors",
+    "plugins",
     "checkpoint",
     "quantization",
     "ops",
@@ -29,7 +31,8 @@ FLOORS = [
 
 
 def name_of(path: Path) -> str:
-    return str(path.relative_to(PACKAGE).with_suffix(""))
+    root = PACKAGE if path.is_relative_to(PACKAGE) else ROOT
+    return str(path.relative_to(root).with_suffix(""))
 
 
 def floor_of(module: str) -> int:

@@ -19,7 +19,7 @@ from dflash_trt.ops.tensorrt_ops import UPDATED
 
 Size = Literal["batch", "rows", "choices"]
 """Sizes known when an engine runs: B sequences, T tokens of each, R rows of them that a token is chosen for."""
-Engine = Literal["target", "drafter"]
+Model = Literal["target", "drafter"]
 EMBEDDING, HEAD = "embedding", "head"
 """Weights that both engines read: inputs, bound to one buffer."""
 
@@ -54,6 +54,7 @@ class Bindings:
     inputs: tuple[Binding, ...]
     outputs: tuple[Binding, ...]
     profiles: Mapping[str, Profile]
+    """In the order that the engine has them; the first one that holds a pass is for it."""
 
 
 def target_bindings(config: EngineConfig, *, plugins: bool) -> Bindings:
@@ -104,7 +105,7 @@ def drafter_bindings(config: EngineConfig, *, plugins: bool) -> Bindings:
     return Bindings(tuple(inputs), (*outputs, *map(_updated, caches)), {"decode": decode})
 
 
-def caches_of(model: Engine, config: EngineConfig, *, plugins: bool, stacked: bool = False) -> tuple[Binding, ...]:
+def caches_of(model: Model, config: EngineConfig, *, plugins: bool, stacked: bool = False) -> tuple[Binding, ...]:
     """The caches of one model as inputs, two a layer.
 
     Native layers see the slots of a pass, one a row; plugins see all of them, and where `stacked` all layers at once.
@@ -154,8 +155,8 @@ def _target_profiles(build: BuildConfig, drafter: DrafterConfig) -> dict[str, Pr
     batch = Range(1, build.max_batch_size, build.max_batch_size)
     block_rows = Range(1, block, block)
     return {
-        "prefill": {"batch": one, "rows": Range(1, most, most), "choices": one},
         "decode": {"batch": batch, "rows": block_rows, "choices": block_rows},
+        "prefill": {"batch": one, "rows": Range(1, most, most), "choices": one},
     }
 
 

@@ -1,0 +1,264 @@
+"""A Triton kernel with everything that running or compiling it takes.
+
+One declaration serves CUDA under torch, the interpreter on a CPU, and TensorRT, which gets PTX.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime import interpreter
+from triton.runtime.jit import JITFunction
+
+from dflash_trt.errors import UserError
+from dflash_trt.plugins import interpretation
+
+SHARED_MEMORY = {80: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99}
+"""Compute capabilities that kernels are compiled for, and the KiB of shared memory that a thread block may have there
+(CUDA C++ Programming Guide, technical specifications per compute capability)."""
+
+_PTX_VERSION = {80: 87, 89: 87, 90: 87, 100: 88, 103: 88, 120: 88}
+"""Not the newest that Triton knows, so that a driver of CUDA 12.9 or later takes it; 8.8 is the first with sm_103."""
+
+Grid = tuple[Any, Any, Any]
+"""Thread blocks in x, y and z: numbers, or TensorRT's symbolic expressions."""
+
+_TYPES = {
+    torch.float32: "fp32",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float8_e4m3fn: "fp8e4nv",
+    torch.uint8: "u8",
+    torch.int32: "i32",
+    torch.int64: "i64",
+}
+
+
+def pointer(dtype: torch.dtype) -> str:
+    """Triton's name of a pointer to `dtype`."""
+    return f"*{_TYPES[dtype]}"
+
+
+def cdiv(count: Any, size: int) -> Any:
+    """Blocks of `size` that hold `count`, a number or one of TensorRT's symbolic expressions."""
+    return (count + (size - 1)) // size
+
+
+def require_shape(op: str, name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    """A kernel reads wherever its sizes point, so that shapes are seen to be right before.
+
+    Raises:
+        UserError: `tensor` has another shape.
+    """
+    if tuple(tensor.shape) != shape:
+        raise UserError(f"{op}: {name} has shape {tuple(tensor.shape)}, it must have {shape}")
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """PTX whose parameters are the kernel's own, and what launching it takes."""
+
+    name: str
+    ptx: str
+    parameters: tuple[str, ...]
+    """PTX types in order: u64 for a pointer, u32 for an int32."""
+    threads: int
+    """In a block, all along x."""
+    shared: int
+    """Bytes of dynamic shared memory of a block."""
+    registers: int
+    """Of a thread."""
+    spills: int
+    """Bytes that a thread stores outside registers for want of them."""
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A Triton kernel in one configuration.
+
+    TensorRT passes pointers to inputs, then int32 sizes, then pointers to outputs; the function takes its parameters in
+    that order, and constants after them.
+    """
+
+    function: Any
+    """Decorated by `triton.jit`."""
+    parameters: Mapping[str, str]
+    """In the function's order, the Triton type of each ("*bf16", "i32"). int32 parameters are sizes. What is declared
+    "*u8" takes FP8 tensors too, for kernels that decode FP8 themselves."""
+    constants: Mapping[str, Any]
+    """The function's constexpr parameters."""
+    grid: Callable[[Mapping[str, Any]], Grid]
+    """The launch's thread blocks, from the sizes by name, by +, -, * and // with the size on the left."""
+    num_warps: int = 4
+    num_stages: int = 3
+    max_registers: int | None = None
+    """Of a thread, where the compiler would take so many that too few threads fit beside each other."""
+
+    def __post_init__(self) -> None:
+        declared = [*self.parameters, *self.constants]
+        if list(self.function.arg_names) != declared:
+            raise ValueError(f"{self.name} takes {self.function.arg_names}, and {declared} are declared")
+
+    @property
+    def name(self) -> str:
+        """As in PTX."""
+        return str(self.function.fn.__name__)
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """The names of the int32 parameters."""
+        return tuple(name for name, kind in self.parameters.items() if not kind.startswith("*"))
+
+    @property
+    def _options(self) -> dict[str, int | None]:
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "maxnreg": self.max_registers}
+
+    def launch(self, *arguments: Tensor | int) -> None:
+        """Run on torch tensors: on CUDA as Triton compiles it, on a CPU in Triton's interpreter, which is slow.
+
+        Args:
+            arguments: one for each parameter: contiguous tensors of one device, and ints.
+
+        Raises:
+            UserError: a tensor has another type than declared, or gaps.
+        """
+        prepared = [self._prepare(name, argument) for name, argument in zip(self.parameters, arguments, strict=True)]
+        sizes = {name: value for name, value in zip(self.parameters, prepared, strict=True) if name in self.sizes}
+        grid = self.grid(sizes)
+        if 0 in grid:
+            return
+        device = next(argument.device for argument in prepared if isinstance(argument, Tensor))
+        if device.type == "cpu":
+            with _interpreting():
+                interpreter.InterpretedFunction(self.function.fn)[grid](*prepared, **self.constants)
+            return
+        with torch.cuda.device(device):
+            self.function[grid](*prepared, **self.constants, **self._options)
+
+    def compile(self, compute_capability: int) -> CompiledKernel:
+        """Compile ahead of time; no GPU is needed.
+
+        Raises:
+            UserError: kernels are not compiled for that compute capability.
+        """
+        if compute_capability not in SHARED_MEMORY:
+            known = ", ".join(f"sm{each}" for each in SHARED_MEMORY)
+            raise UserError(f"{self.name}: no kernels for compute capability sm{compute_capability}; there are {known}")
+        source = ASTSource(
+            self.function,
+            signature={**self.parameters, **dict.fromkeys(self.constants, "constexpr")},
+            constexprs=dict(self.constants),
+            # TensorRT's tensors begin at multiples of 256 bytes.
+            attrs={
+                (i,): [["tt.divisibility", 16]] for i, kind in enumerate(self.parameters.values()) if kind[0] == "*"
+            },
+        )
+        options = {**self._options, "ptx_version": _PTX_VERSION[compute_capability]}
+        with triton.knobs.compilation.scope():
+            triton.knobs.compilation.disable_line_info = True  # it names the files of this machine
+            compiled = triton.compile(source, target=GPUTarget("cuda", compute_capability, 32), options=options)
+        ptx = _without_scratch(compiled.asm["ptx"], len(self.parameters))
+        registers, spills = _assemble(ptx, compute_capability)
+        return CompiledKernel(
+            name=compiled.metadata.name,
+            ptx=ptx,
+            parameters=parameter_types(ptx),
+            threads=compiled.metadata.num_warps * 32,
+            shared=compiled.metadata.shared,
+            registers=registers,
+            spills=spills,
+        )
+
+    def _prepare(self, name: str, argument: Tensor | int) -> Tensor | int:
+        if isinstance(argument, int):
+            return argument
+        declared = self.parameters[name]
+        if declared == "*u8" and argument.dtype == torch.float8_e4m3fn:
+            argument = argument.view(torch.uint8)
+        if pointer(argument.dtype) != declared or not argument.is_contiguous():
+            shape, strides = tuple(argument.shape), argument.stride()
+            raise UserError(
+                f"{self.name}: {name} is {argument.dtype} of shape {shape} and strides {strides},"
+                f" it must be contiguous and {declared[1:]}"
+            )
+        return argument
+
+
+@contextmanager
+def _interpreting() -> Iterator[None]:
+    """Triton's language on NumPy, until the block ends.
+
+    Triton interprets functions that were decorated under TRITON_INTERPRET, its own library's among them, and those can
+    never be compiled. Here they are all decorated for compilation, and while a kernel is interpreted, each that it
+    calls is interpreted too.
+    """
+    everywhere = type("Language", (), {"__globals__": {"tl": triton.language, "core": triton.language.core}})
+    scope = interpreter._patch_lang(everywhere)
+    interpreted: dict[Any, Any] = {}
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.fn not in interpreted:
+            interpreted[self.fn] = interpreter.InterpretedFunction(self.fn).rewrite()
+        return interpreted[self.fn](*args, **kwargs)
+
+    scope.set_attr(JITFunction, "__call__", call)
+    scope.set_attr(triton.knobs.runtime, "interpret", True)
+    scope.set_attr(interpreter.InterpreterBuilder, "cast_impl", interpretation.cast)
+    scope.set_attr(interpreter.InterpreterBuilder, "create_fp_to_fp", interpretation.cast)
+    scope.set_attr(interpreter.InterpreterBuilder, "create_dot", interpretation.dot)
+    try:
+        yield
+    finally:
+        scope.restore()
+
+
+def parameter_types(ptx: str) -> tuple[str, ...]:
+    """The types of the parameters of a kernel, in order."""
+    return tuple(re.findall(r"\.param \.(\w+)", _header(ptx)))
+
+
+def _header(ptx: str) -> str:
+    return ptx[ptx.index(".entry") : ptx.index("{", ptx.index(".entry"))]
+
+
+def _without_scratch(ptx: str, count: int) -> str:
+    """The PTX with its first `count` parameters; Triton adds pointers to scratch memory, which must not be read."""
+    header = _header(ptx)
+    body = ptx[ptx.index(header) + len(header) :]
+    start, end = header.index("(") + 1, header.rindex(")")
+    parameters = [line.strip().rstrip(",") for line in header[start:end].strip().splitlines()]
+    for parameter in parameters[count:]:
+        name = parameter.split()[-1]
+        if re.search(rf"\b{re.escape(name)}\b", body):
+            raise ValueError(f"the kernel reads {name}, scratch memory that TensorRT does not give it")
+    kept = ",\n".join(f"\t{parameter}" for parameter in parameters[:count])
+    return ptx.replace(header, f"{header[:start]}\n{kept}\n{header[end:]}")
+
+
+def _assemble(ptx: str, compute_capability: int) -> tuple[int, int]:
+    """Registers of a thread, and bytes that it spills, from the assembler that comes with Triton."""
+    tools = triton.knobs.nvidia
+    assembler = tools.ptxas_blackwell if compute_capability >= 100 else tools.ptxas
+    architecture = re.search(r"^\.target (\w+)", ptx, re.MULTILINE)
+    assert architecture is not None
+    with tempfile.TemporaryDirectory() as directory:
+        source = Path(directory) / "kernel.ptx"
+        source.write_text(ptx)
+        command = [assembler.path, "-v", f"--gpu-name={architecture[1]}", source, "-o", source.with_suffix(".cubin")]
+        log = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    registers = re.search(r"Used (\d+) registers", log)
+    spills = re.search(r"(\d+) bytes spill stores", log)
+    assert registers is not None and spills is not None, log
+    return int(registers[1]), int(spills[1])
