@@ -8,6 +8,7 @@ from dflash_trt.engine.config import Backend, Builder
 from dflash_trt.engine.directory import Engine
 from dflash_trt.engine.tensorrt_api import TensorRTName, load_tensorrt
 from dflash_trt.errors import UserError
+from dflash_trt.plugins.plugin_hash import plugin_hash
 
 MISSING = "not installed"
 """The version of a TensorRT that is not here, in the plan of a build."""
@@ -16,7 +17,7 @@ MISSING = "not installed"
 def builder_here(backend: Backend, compute_capability: str | None) -> Builder:
     """The builder of engines that this machine builds, or would if its TensorRT were installed."""
     version = torch.__version__ if backend == "torch" else installed_version(backend) or MISSING
-    return Builder(backend, version, compute_capability, plugin_hash=None)
+    return Builder(backend, version, compute_capability, plugin_hash() if backend == "tensorrt" else None)
 
 
 def installed_version(name: TensorRTName) -> str | None:
@@ -58,7 +59,8 @@ def check_runs_here(engine: Engine) -> None:
     builder = engine.config.builder
     if builder.tensorrt is None:
         return
-    refusal = why_not(builder, installed_version(builder.tensorrt), gpu_here(), plugin_hash=None)
+    plugin = plugin_hash() if builder.uses_plugins else None
+    refusal = why_not(builder, installed_version(builder.tensorrt), gpu_here(), plugin)
     if refusal is not None:
         raise UserError(f"{engine.path}: {refusal}")
 
@@ -70,21 +72,21 @@ def requirements(builder: Builder) -> str:
     return f"{builder.backend} {builder.version} and a GPU of compute capability {builder.compute_capability}"
 
 
-def why_not(builder: Builder, version: str | None, gpu: str | None, plugin_hash: str | None) -> str | None:
+def why_not(builder: Builder, version: str | None, gpu: str | None, plugin: str | None) -> str | None:
     """Why a TensorRT engine does not run, or None.
 
     Args:
         version: of its TensorRT as it is installed.
         gpu: the compute capability of the GPU that is there.
-        plugin_hash: of the plugin as it is installed.
+        plugin: the hash of the plugin as it is installed.
     """
     built = f"was built by {builder.backend} {builder.version} for {builder.compute_capability}"
     if version != builder.version:
         return f"{built}, {builder.backend} is {version or MISSING} here; install that version, or build it again"
     if gpu != builder.compute_capability:
         return f"{built}, this machine has {_gpu(gpu)}; it needs {requirements(builder)}"
-    if plugin_hash != builder.plugin_hash:
-        return f"{built} with plugin {builder.plugin_hash}, the plugin here is {plugin_hash}; build it again"
+    if plugin != builder.plugin_hash:
+        return f"{built} with plugin {builder.plugin_hash}, the plugin here is {plugin}; build it again"
     return None
 
 

@@ -13,13 +13,13 @@ from dflash_trt.checkpoint.safetensors_writer import TensorSpec
 from dflash_trt.engine.bindings import (
     Binding,
     Bindings,
+    Model,
     caches_of,
     drafter_bindings,
     has_head_input,
     shared_weights,
     target_bindings,
 )
-from dflash_trt.engine.bindings import Engine as Which
 from dflash_trt.engine.build import Build
 from dflash_trt.engine.config import EngineConfig
 
@@ -50,7 +50,7 @@ class Memory:
         return self.target_weights + self.drafter_weights + self.shared_weights + self.caches + self.inputs_and_outputs
 
 
-def engine_bindings(config: EngineConfig) -> dict[Which, Bindings]:
+def engine_bindings(config: EngineConfig) -> dict[Model, Bindings]:
     """Both tables of a rank of a TensorRT engine."""
     plugins = config.builder.uses_plugins
     return {

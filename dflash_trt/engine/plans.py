@@ -12,7 +12,7 @@ from typing import Any, get_args
 from dflash_trt.checkpoint.safetensors_writer import TensorSpec, write_safetensors
 from dflash_trt.checkpoint.target import CONFIG_FILE
 from dflash_trt.checkpoint.weights import SafetensorsWeights
-from dflash_trt.engine.bindings import Engine as Which
+from dflash_trt.engine.bindings import Model
 from dflash_trt.engine.directory import Engine
 from dflash_trt.engine.weights import BUILD_ID
 from dflash_trt.errors import UserError, access
@@ -35,10 +35,10 @@ class RankPlans:
 
     shared: SafetensorsWeights
     """The weights that both engines are given as inputs, under the names of those."""
-    files: Mapping[Which, Path]
-    records: Mapping[Which, PlanRecord]
+    files: Mapping[Model, Path]
+    records: Mapping[Model, PlanRecord]
 
-    def read(self, which: Which) -> mmap.mmap:
+    def read(self, which: Model) -> mmap.mmap:
         """A plan, mapped.
 
         Raises:
@@ -64,7 +64,7 @@ def write_plan(file: Path, plan: Any) -> PlanRecord:
     return PlanRecord(content.nbytes, _sha256(content))
 
 
-def write_shared(file: Path, tensors: Mapping[str, Tensor], records: Mapping[Which, PlanRecord], build_id: str) -> None:
+def write_shared(file: Path, tensors: Mapping[str, Tensor], records: Mapping[Model, PlanRecord], build_id: str) -> None:
     """Write the weights that a rank's engines share, and what its plans are."""
     metadata = {BUILD_ID: build_id}
     for which, record in records.items():
@@ -89,7 +89,7 @@ def open_plans(engine: Engine, rank: int) -> RankPlans:
             f"{shared}: is of another build: its {BUILD_ID} is {found}, {CONFIG_FILE} says {expected}; build the "
             "engine again"
         )
-    files = dict(zip(get_args(Which), plans, strict=True))
+    files = dict(zip(get_args(Model), plans, strict=True))
     records = {which: PlanRecord(int(metadata[f"{which}_bytes"]), metadata[f"{which}_sha256"]) for which in files}
     for which, file in files.items():
         _check_there(engine, file)

@@ -18,8 +18,7 @@ from pathlib import Path
 import torch
 
 from dflash_trt.checkpoint.open_checkpoint import DrafterCheckpoint, TargetCheckpoint
-from dflash_trt.engine.bindings import EMBEDDING, HEAD, has_head_input
-from dflash_trt.engine.bindings import Engine as Which
+from dflash_trt.engine.bindings import EMBEDDING, HEAD, Model, has_head_input
 from dflash_trt.engine.directory import Engine, open_engine
 from dflash_trt.engine.network import record_drafter, record_target
 from dflash_trt.engine.plans import PlanRecord, write_plan, write_shared
@@ -31,9 +30,9 @@ from dflash_trt.errors import UserError, access
 from dflash_trt.models.pair import Pair, load_pair
 from dflash_trt.ops.base import Tensor
 
-Report = Callable[[Which, str, float], None]
+Report = Callable[[Model, str, float], None]
 """Told the engine, the phase, and how much of the engine is built, 0 to 1."""
-RECORDS: dict[Which, Record] = {"target": record_target, "drafter": record_drafter}
+RECORDS: dict[Model, Record] = {"target": record_target, "drafter": record_drafter}
 
 
 def main() -> None:
@@ -43,7 +42,7 @@ def main() -> None:
     reports = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 
-    def report(which: Which, phase: str, done: float) -> None:
+    def report(which: Model, phase: str, done: float) -> None:
         print(json.dumps([which, phase, done]), file=reports)
 
     status = 0
@@ -83,7 +82,7 @@ def build_rank(
     config, tensorrt = engine.config, load_tensorrt(engine.config.builder.tensorrt)
     pair = _mapped_pair(engine, parts, rank)
     shared, *plans = engine.tensorrt_files(rank)
-    records: dict[Which, PlanRecord] = {}
+    records: dict[Model, PlanRecord] = {}
     for (which, record), file in zip(RECORDS.items(), plans, strict=True):
         plan = build_plan(tensorrt, record, pair, config, rank, timing, partial(report, which))
         records[which] = write_plan(file, plan)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
-from dflash_trt.engine.bindings import Engine as Which
+from dflash_trt.engine.bindings import Model
 from dflash_trt.engine.config import Backend
 from dflash_trt.engine.directory import Engine
 from dflash_trt.engine.processes import USER_ERROR, environment_of_children
@@ -32,7 +32,7 @@ class RankProgress:
     """How far the engine of a rank is."""
 
     rank: int
-    engine: Which
+    engine: Model
     phase: str
     done: float
     """0 to 1."""

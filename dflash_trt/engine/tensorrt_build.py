@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,12 @@ from dflash_trt.engine.phases import OnProgress, Phases, phase_monitor
 from dflash_trt.engine.tensorrt_api import TensorRT
 from dflash_trt.errors import UserError, access
 from dflash_trt.models.pair import Pair
+from dflash_trt.ops.tensorrt_layers import NetworkTensor
 from dflash_trt.ops.tensorrt_ops import TensorRTOps
+from dflash_trt.ops.tensorrt_plugin_ops import AddPlugin, PluginOps
 
 Record = Callable[[TensorRTOps, Pair, EngineConfig], Bindings]
 """`record_target` or `record_drafter`."""
-
-_LOG = logging.getLogger(__name__)
 
 
 class TimingCache:
@@ -56,16 +55,19 @@ def build_plan(
     Raises:
         UserError: TensorRT refuses the network; its first error is named.
     """
-    trt, log = tensorrt.trt, _network_log(tensorrt.trt)
-    builder = trt.Builder(log)
+    trt, errors = tensorrt.trt, tensorrt.logger.errors
+    errors.clear()
+    builder = trt.Builder(tensorrt.logger)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     on_progress("recording", 0.0)
-    ops = _ops(tensorrt, network, rank, config.build_config.tp_size)
+    ops = _ops(tensorrt, network, config, rank)
     bindings = record(ops, pair, config)
     options = builder.create_builder_config()
     for profile in bindings.profiles.values():
         options.add_optimization_profile(_profile(builder, bindings, profile))
-    if tensorrt.name == "tensorrt_rtx":  # the other builds for the GPU it runs on
+    if config.builder.uses_plugins:
+        options.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
+    else:  # the other builds for the GPU it runs on
         options.num_compute_capabilities = 1
         options.set_compute_capability(
             getattr(trt.ComputeCapability, str(config.builder.compute_capability).upper()), 0
@@ -77,7 +79,7 @@ def build_plan(
     options.progress_monitor = monitor
     plan = builder.build_serialized_network(network, options)
     if plan is None:
-        why = log.errors[0] if log.errors else "it does not say why"
+        why = errors[0] if errors else "it does not say why"
         raise UserError(
             f"{tensorrt.name} {tensorrt.version} cannot build this network for {config.builder.compute_capability}, "
             f"it says: {why}"
@@ -87,8 +89,26 @@ def build_plan(
     return plan
 
 
-def _ops(tensorrt: TensorRT, network: Any, rank: int, ranks: int) -> TensorRTOps:
-    return TensorRTOps(tensorrt.trt, network, rank=rank, ranks=ranks)
+def _ops(tensorrt: TensorRT, network: Any, config: EngineConfig, rank: int) -> TensorRTOps:
+    ranks = config.build_config.tp_size
+    if not config.builder.uses_plugins:
+        return TensorRTOps(tensorrt.trt, network, rank=rank, ranks=ranks)
+    add_plugin = plugin_adder(network, int(str(config.builder.compute_capability).removeprefix("sm")))
+    return PluginOps(tensorrt.trt, network, add_plugin, rank=rank, ranks=ranks)
+
+
+def plugin_adder(network: Any, compute_capability: int) -> AddPlugin:
+    """What adds the plugin's operations to a network, their kernels compiled for a GPU."""
+    from dflash_trt.plugins.registration import registered
+
+    operations = registered()
+
+    def add(name: str, inputs: Sequence[NetworkTensor], **attributes: Any) -> list[NetworkTensor]:
+        operation = getattr(operations, name)(*inputs, **attributes, compute_capability=compute_capability)
+        layer = network.add_plugin(operation, aot=True)
+        return [layer.get_output(index) for index in range(layer.num_outputs)]
+
+    return add
 
 
 def _profile(builder: Any, bindings: Bindings, profile: Profile) -> Any:
@@ -101,20 +121,3 @@ def _profile(builder: Any, bindings: Bindings, profile: Profile) -> Any:
 
 def _sizes(binding: Binding, profile: Profile, which: str) -> tuple[int, ...]:
     return tuple(size if isinstance(size, int) else getattr(profile[size], which) for size in binding.shape)
-
-
-def _network_log(trt: Any) -> Any:
-    """A TensorRT logger that keeps errors, hands warnings to Python's logging and prints nothing."""
-
-    class Log(trt.ILogger):  # type: ignore[misc]
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
-            self.errors: list[str] = []
-
-        def log(self, severity: Any, message: str) -> None:
-            if severity in (trt.ILogger.Severity.INTERNAL_ERROR, trt.ILogger.Severity.ERROR):
-                self.errors.append(message)
-            elif severity == trt.ILogger.Severity.WARNING:
-                _LOG.warning("%s", message)
-
-    return Log()

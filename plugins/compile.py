@@ -1,0 +1,125 @@
+"""`python -m dflash_trt.plugins.compile`: every kernel compiled for a GPU, and what it takes there.
+
+It needs no GPU. Kernels are compiled as models make them: BF16 and FP8 caches, heads of 64 and 128, with and without
+what some models have. Greedy and sampled decoding are one kernel.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+
+import click
+import torch
+
+from dflash_trt.errors import UserError
+from dflash_trt.plugins import verify
+from dflash_trt.plugins.kernel import SHARED_MEMORY, Kernel
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kernel in one configuration, compiled."""
+
+    kernel: str
+    configuration: str
+    registers: int
+    """Of a thread."""
+    spills: int
+    """Bytes of a thread."""
+    shared: int
+    """Bytes of a block."""
+    threads: int
+    """Of a block."""
+    parameters: list[tuple[str, str]]
+    """Name, and type in PTX, in order."""
+
+
+def configurations() -> dict[str, Kernel]:
+    """Kernels in configurations that stand for those of real models, by what is particular to them."""
+    return {
+        "bf16, 151936 tokens": verify.partial(torch.bfloat16, 151936),
+        "bf16, 16032 tokens": verify.partial(torch.bfloat16, 16032),
+        "fp16, 32003 tokens": verify.partial(torch.float16, 32003),
+        "fp32, 18992 tokens": verify.partial(torch.float32, 18992),
+        "any": verify.combine(),
+    }
+
+
+def rows(compute_capability: int) -> list[Row]:
+    """Every configuration compiled for `compute_capability`.
+
+    Raises:
+        UserError: there are no kernels for it.
+    """
+    made = []
+    for configuration, kernel in configurations().items():
+        compiled = kernel.compile(compute_capability)
+        parameters = list(zip(kernel.parameters, compiled.parameters, strict=True))
+        numbers = compiled.registers, compiled.spills, compiled.shared, compiled.threads
+        made.append(Row(compiled.name, configuration, *numbers, parameters))
+    return made
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--compute_capability", required=True, metavar="smXX", help="Of the GPU, sm103 for example.")
+@click.option(
+    "--format",
+    "output_format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="What to print on stdout.",
+)
+def main(compute_capability: str, output_format: str) -> None:
+    """Compile every kernel of the plugin and print registers, spills, shared memory, threads and PTX parameters."""
+    try:
+        number = parse(compute_capability)
+        compiled = rows(number)
+    except UserError as error:
+        click.echo(f"dflash_trt.plugins.compile: {error}", err=True)
+        sys.exit(2)
+    if output_format == "json":
+        click.echo(json.dumps({"compute_capability": compute_capability, "kernels": [asdict(row) for row in compiled]}))
+        return
+    _print(compiled, number)
+
+
+def parse(compute_capability: str) -> int:
+    """103 of "sm103".
+
+    Raises:
+        UserError: it is not one that kernels are compiled for.
+    """
+    known: dict[str, int] = {f"sm{number}": number for number in SHARED_MEMORY}
+    if compute_capability not in known:
+        raise UserError(f"--compute_capability is {compute_capability!r}, it must be one of {', '.join(known)}")
+    return known[compute_capability]
+
+
+def _print(compiled: list[Row], compute_capability: int) -> None:
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    right = {"justify": "right", "no_wrap": True}
+    table = Table(
+        Column("kernel", overflow="fold"),
+        Column("configuration", overflow="fold"),
+        Column("registers", **right),  # type: ignore[arg-type]
+        Column("spills", **right),  # type: ignore[arg-type]
+        Column("shared", **right),  # type: ignore[arg-type]
+        Column("threads", **right),  # type: ignore[arg-type]
+        Column("PTX parameters", overflow="fold"),
+        title=f"sm{compute_capability}, {SHARED_MEMORY[compute_capability]} KiB of shared memory a block",
+        title_justify="left",
+    )
+    for row in compiled:
+        numbers = (str(number) for number in (row.registers, row.spills, row.shared, row.threads))
+        parameters = ", ".join(f"{name} {kind}" for name, kind in row.parameters)
+        table.add_row(row.kernel, row.configuration, *numbers, parameters)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
