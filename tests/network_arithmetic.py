@@ -108,7 +108,7 @@ def softmax(layer: trt.ISoftMaxLayer, x: Tensor) -> Tensor:
 def top_k(layer: trt.ITopKLayer, x: Tensor, k: Tensor | None = None) -> Sequence[Tensor]:
     """Of equal values the one with the lower index first, which TensorRT does not promise."""
     count, axis = layer.k if k is None else int(k), one_axis(layer.axes)
-    values, indices = wide(x).sort(axis, descending=layer.op == trt.TopKOperation.MAX, stable=True)
+    values, indices = wide(x).sort(dim=axis, descending=layer.op == trt.TopKOperation.MAX, stable=True)
     within(torch.tensor([count]), x.shape[axis] + 1)
     return values.narrow(axis, 0, count), indices.narrow(axis, 0, count).to(torch_type(layer.indices_type))
 

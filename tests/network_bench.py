@@ -30,7 +30,7 @@ class Bench:
 
     def constant(self, value: object, dtype: trt.DataType = trt.int32) -> trt.ITensor:
         """Of numbers or an array, of a type that NumPy has."""
-        array = np.ascontiguousarray(value, dtype=trt.nptype(dtype))
+        array = np.array(value, dtype=trt.nptype(dtype))
         return self.raw(array, dtype, array.shape)
 
     def raw(self, array: np.ndarray, dtype: trt.DataType, shape: tuple[int, ...]) -> trt.ITensor:

@@ -116,7 +116,8 @@ def constant_values(layer: trt.IConstantLayer) -> Tensor:
     weights, shape = layer.weights, tuple(layer.shape)
     if isinstance(weights, np.ndarray):
         return torch.from_numpy(weights.copy()).reshape(shape)
-    held = _Weights.from_address(ctypes.c_void_p.from_address(id(weights) + _POINTER_IN_BINDING).value)
+    address = ctypes.c_void_p.from_address(id(weights) + _POINTER_IN_BINDING).value
+    held = _Weights.from_address(address) if address else _Weights()
     if held.type != int(weights.dtype) or held.count != weights.size or not held.values:
         raise NetworkFault(f"the bytes of a {weights.dtype.name} constant are not where they were in TensorRT-RTX 1.7")
     packed = weights.dtype == trt.fp4

@@ -59,10 +59,12 @@ def _noting(add: Callable[..., trt.IDistCollectiveLayer]) -> Callable[..., trt.I
         dist_collective_op: trt.CollectiveOperation,
         reduce_op: trt.ReduceOperation,
         root: int,
-        groups: Sequence[int],
+        groups: Sequence[int] | None,
     ) -> trt.IDistCollectiveLayer:
         layer = add(network, input, dist_collective_op, reduce_op, root, groups)
-        layer.metadata = json.dumps([dist_collective_op.name, reduce_op.name, root, [int(rank) for rank in groups]])
+        if layer is not None:
+            ranks = [] if groups is None else [int(rank) for rank in groups]
+            layer.metadata = json.dumps([dist_collective_op.name, reduce_op.name, int(root), ranks])
         return layer
 
     return add_dist_collective
@@ -223,7 +225,7 @@ def _applied(layer: trt.ILayer, arguments: list[Tensor | None]) -> Sequence[Tens
         raise NetworkFault(f"{where}: no meaning is known for this type of layer")
     try:
         results = LAYERS[kind_of(layer)](layer, *arguments)
-    except (NetworkFault, RuntimeError, IndexError, TypeError, ValueError) as error:
+    except (NetworkFault, RuntimeError, LookupError, TypeError, ValueError) as error:
         shapes = [None if each is None else f"{list(each.shape)} {each.dtype}" for each in arguments]
         raise NetworkFault(f"{where}: {error}; inputs: {shapes}") from error
     return [results] if isinstance(results, Tensor) else results
@@ -242,7 +244,10 @@ def checked(value: Tensor, tensor: trt.ITensor, where: str) -> Tensor:
     """`value` if it is what TensorRT says of `tensor`: its type, and every dimension that is known."""
     if value.dtype != torch_type(tensor.dtype):
         raise NetworkFault(f"{where}: is {value.dtype}, but TensorRT says {tensor.dtype.name}")
-    declared = tuple(tensor.shape)
+    try:
+        declared = tuple(tensor.shape)
+    except RuntimeError as error:
+        raise NetworkFault(f"{where}: TensorRT refuses this layer or one before it; its log says why") from error
     same = len(declared) == value.ndim and all(d in (-1, n) for d, n in zip(declared, value.shape, strict=True))
     if not same:
         raise NetworkFault(f"{where}: is of shape {list(value.shape)}, but TensorRT says {list(declared)}")
@@ -258,7 +263,7 @@ def _exchanged(layers: Sequence[trt.ILayer], parts: list[Tensor]) -> list[Tensor
         try:
             notes.append(json.loads(layer.metadata))
         except ValueError as error:
-            raise NetworkFault(f"{where}: added before tests.network_interpreter was imported") from error
+            raise NetworkFault(f"{where}: its metadata no longer says what it does, or never did") from error
     if any(note != notes[0] for note in notes):
         raise NetworkFault(f"{where}: the ranks do different things: {notes}")
     operation, reduction, _, groups = notes[0]

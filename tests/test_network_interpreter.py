@@ -104,6 +104,12 @@ def test_all_reduce_rounds_once_to_the_type() -> None:
         assert result.equal(torch.tensor([[516.0, 6, 6]]).bfloat16())
 
 
+def test_all_reduce_does_not_depend_on_the_order_of_ranks() -> None:
+    values = [torch.tensor([[1e8, 1, -1e8]])[:, list(order)] for order in ((0, 1, 2), (1, 2, 0), (2, 0, 1))]
+    for result in run_together(ranks_with("ALL_REDUCE", "SUM", values)):
+        assert result.equal(torch.full((1, 3), 2.0))
+
+
 def test_all_gather_is_along_the_first_dimension_in_the_order_of_ranks() -> None:
     for result in run_together(ranks_with("ALL_GATHER", "NONE", [X, -X])):
         assert result.equal(2 * torch.cat((X, -X)))
@@ -179,4 +185,12 @@ def test_an_unknown_layer_is_refused_by_name() -> None:
     layer = bench.network.add_pooling_nd(bench.input(torch.zeros(1, 1, 4, 4)), trt.PoolingType.MAX, (2, 2))
     layer.name = "pool"
     with pytest.raises(NetworkFault, match=r"layer pool \(POOLING\): no meaning is known"):
+        bench.value(layer)
+
+
+def test_a_layer_that_tensorrt_refuses_is_named() -> None:
+    bench = Bench()
+    layer = bench.network.add_unary(bench.input(X), trt.UnaryOperation.NOT)
+    layer.name = "negation"
+    with pytest.raises(NetworkFault, match=r"layer negation \(UNARY\)"):
         bench.value(layer)

@@ -20,10 +20,12 @@ from dflash_trt.engine.weights import open_weights
 from dflash_trt.models.pair import Caches, Pair, load_pair
 from dflash_trt.ops.base import LayerCache
 from dflash_trt.ops.tensorrt_ops import UPDATED, TensorRTOps
+from dflash_trt.ops.tensorrt_plugin_ops import PluginOps
 from dflash_trt.ops.torch_ops import TorchOps
 from dflash_trt.runtime.engine_io import CacheStorage, EngineIO
+from tests.engine.recorded_plugins import RecordedPlugins
 from tests.models.eager import span
-from tests.network_interpreter import NetworkInterpreter
+from tests.network_interpreter import Input, NetworkInterpreter
 
 CPU = torch.device("cpu")
 
@@ -89,10 +91,18 @@ class TorchPasses:
 class Recorded:
     """One engine of a rank as a network; called, an `EnginePass` of a rank that is alone."""
 
-    def __init__(self, record: Any, config: EngineConfig, pairs: Sequence[Pair], rank: int = 0) -> None:
+    def __init__(
+        self, record: Any, config: EngineConfig, pairs: Sequence[Pair], rank: int = 0, *, plugins: bool = False
+    ) -> None:
         self._builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
         self.network = self._builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-        self._ops = TensorRTOps(trt, self.network, rank=rank, ranks=len(pairs))  # which holds the constants
+        self.computed: Mapping[str, Input] = {}
+        if plugins:
+            recorder = RecordedPlugins(self.network)
+            self.computed = recorder.computed
+            self._ops: TensorRTOps = PluginOps(trt, self.network, recorder, rank=rank, ranks=len(pairs))
+        else:
+            self._ops = TensorRTOps(trt, self.network, rank=rank, ranks=len(pairs))  # which holds the constants
         self.bindings: Bindings = record(self._ops, pairs[rank], config)
         names = {each.name for each in self.bindings.inputs}
         self.shared = {name: tensor for name, tensor in shared_of(config, pairs[rank]).items() if name in names}
@@ -110,7 +120,7 @@ def shared_of(config: EngineConfig, pair: Pair) -> dict[str, Tensor]:
 def interpret(recorded: Sequence[Recorded], bound: Sequence[Mapping[str, Tensor]]) -> None:
     """A pass of all ranks, whose outputs go to where they are bound."""
     inputs = [
-        {each.name: tensors[each.name] for each in one.bindings.inputs}
+        {**one.computed, **{each.name: tensors[each.name] for each in one.bindings.inputs}}
         for one, tensors in zip(recorded, bound, strict=True)
     ]
     outputs = NetworkInterpreter([one.network for one in recorded]).run(inputs)
@@ -126,7 +136,7 @@ def interpret(recorded: Sequence[Recorded], bound: Sequence[Mapping[str, Tensor]
 class NetworkPasses:
     """The same passes by recorded networks, all ranks together."""
 
-    def __init__(self, config: EngineConfig, pairs: Sequence[Pair]) -> None:
+    def __init__(self, config: EngineConfig, pairs: Sequence[Pair], *, plugins: bool = False) -> None:
         self.config, self.pairs = config, pairs
         self.caches: list[dict[Model, CacheStorage]] = [
             {
@@ -135,18 +145,24 @@ class NetworkPasses:
             }
             for _ in pairs
         ]
-        self._target = [Recorded(record_target, config, pairs, rank) for rank in range(len(pairs))]
-        self._drafter = [Recorded(record_drafter, config, pairs, rank) for rank in range(len(pairs))]
+        self._target = [Recorded(record_target, config, pairs, rank, plugins=plugins) for rank in range(len(pairs))]
+        self._drafter = [Recorded(record_drafter, config, pairs, rank, plugins=plugins) for rank in range(len(pairs))]
 
     def target(self, tokens: Tensor, logit_rows: Tensor, kv_len: list[int], q_len: list[int], slot: int) -> Tensor:
         """See `TorchPasses.target`."""
         sizes = {"batch": tokens.shape[0], "rows": tokens.shape[1], "choices": logit_rows.shape[1]}
-        values = {"tokens": tokens, "kv_len": kv_len, "q_len": q_len, "logit_rows": logit_rows}
+        slots = list(range(slot, slot + len(kv_len)))
+        values = {"tokens": tokens, "kv_len": kv_len, "q_len": q_len, "logit_rows": logit_rows, "slots": slots}
         return self._logits(self._run(self._target, sizes, slot, values))
 
     def draft(self, anchors: Tensor, kv_len: list[int]) -> Tensor:
         """See `TorchPasses.draft`."""
-        outputs = self._run(self._drafter, {"batch": len(anchors)}, 0, {"anchors": anchors, "kv_len": kv_len})
+        outputs = self._run(
+            self._drafter,
+            {"batch": len(anchors)},
+            0,
+            {"anchors": anchors, "kv_len": kv_len, "slots": list(range(len(anchors)))},
+        )
         if self.config.speculative_config.has_reduced_vocabulary:
             assert all(torch.equal(each["logits"], outputs[0]["logits"]) for each in outputs)
             return outputs[0]["logits"]
@@ -168,7 +184,8 @@ class NetworkPasses:
         ]
         for tensors in bound:
             for name, value in values.items():
-                tensors[name].copy_(torch.as_tensor(value))
+                if name in tensors:
+                    tensors[name].copy_(torch.as_tensor(value))
         interpret(recorded, bound)
         return bound
 

@@ -44,43 +44,56 @@ FORMATS: dict[str, tuple[QuantAlgo, QuantAlgo | None]] = {
 }
 
 
+@pytest.fixture(params=[False, True], ids=["native", "plugins"])
+def plugins(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("family", TARGETS)
-def test_families(family: str, ranks: int, tmp_path: Path) -> None:
+def test_families(family: str, ranks: int, tmp_path: Path, plugins: bool) -> None:
     target = random_target(tmp_path / "target", family, num_hidden_layers=3, **TARGETS[family])
     random_drafter(tmp_path / "drafter", target)
-    compare(tmp_path, ranks)
+    compare(tmp_path, ranks, plugins=plugins)
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_drafters(drafter: str, tmp_path: Path) -> None:
+def test_drafters(drafter: str, tmp_path: Path, plugins: bool) -> None:
     target = random_target(tmp_path / "target", num_hidden_layers=3)
     random_drafter(tmp_path / "drafter", target, **DRAFTERS[drafter])
-    compare(tmp_path, 2)
+    compare(tmp_path, 2, plugins=plugins)
 
 
-def test_a_drafter_with_a_head_of_its_own(tmp_path: Path) -> None:
+def test_a_drafter_with_a_head_of_its_own(tmp_path: Path, plugins: bool) -> None:
     target = random_target(tmp_path / "target", num_hidden_layers=3)
     random_drafter(tmp_path / "z-lab", target)
     token_ids = [3, 4, 9, 40, 41, 96]
     as_speculators(tmp_path / "z-lab", tmp_path / "drafter", token_ids, target.lm_head.weight[token_ids].clone())
-    compare(tmp_path, 2)
+    compare(tmp_path, 2, plugins=plugins)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("formats", FORMATS)
-def test_formats(formats: str, ranks: int, tmp_path: Path) -> None:
+def test_formats(formats: str, ranks: int, tmp_path: Path, plugins: bool) -> None:
     algo, of_drafter = FORMATS[formats]
     target = quantized_target(tmp_path / "target", algo, num_hidden_layers=3)
     quantized_drafter(tmp_path / "drafter", target, of_drafter)
-    compare(tmp_path, ranks)
+    compare(tmp_path, ranks, plugins=plugins)
 
 
-def compare(root: Path, ranks: int) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_fp8_caches(ranks: int, tmp_path: Path) -> None:
+    """Which native layers do not have."""
+    target = quantized_target(tmp_path / "target", "FP8", fp8_cache=True, num_hidden_layers=3)
+    quantized_drafter(tmp_path / "drafter", target, "FP8", fp8_cache=True)
+    compare(tmp_path, ranks, plugins=True)
+
+
+def compare(root: Path, ranks: int, *, plugins: bool = False) -> None:
     """Prefill of two slots in chunks; then twice, with a rollback between: a draft and a ragged verification."""
     config, (whole,) = rank_pairs(root / "target", root / "drafter", root / "one")
     expected = TorchPasses(whole, config)
-    actual = NetworkPasses(*rank_pairs(root / "target", root / "drafter", root / "all", tp_size=ranks))
+    actual = NetworkPasses(*rank_pairs(root / "target", root / "drafter", root / "all", tp_size=ranks), plugins=plugins)
     generator = torch.Generator().manual_seed(0)
     block = whole.drafter.block_size
 

@@ -16,20 +16,21 @@ from tests.tiny_models import random_drafter, random_target
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22], [40, 41], [60]]
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3"])
+@pytest.fixture(scope="module", params=["llama", "qwen3", "llama by plugins"])
 def llms(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[LLM, LLM]:
     """One engine twice: by the torch executor, and by the TensorRT executor over its networks."""
     root: Path = tmp_path_factory.mktemp("executor")
-    target = random_target(root / "target", request.param, num_hidden_layers=2)
+    family, plugins = request.param.split()[0], request.param.endswith("plugins")
+    target = random_target(root / "target", family, num_hidden_layers=2)
     random_drafter(root / "drafter", target, num_hidden_layers=1, target_layer_ids=(0, 1))
     config, pairs = rank_pairs(root / "target", root / "drafter", root / "engine", max_batch_size=2)
     expected, actual = (LLM(root / "engine", device="cpu") for _ in range(2))
     actual.executor = TensorRTExecutor(
         config,
-        Recorded(record_target, config, pairs),
-        Recorded(record_drafter, config, pairs),
+        Recorded(record_target, config, pairs, plugins=plugins),
+        Recorded(record_drafter, config, pairs, plugins=plugins),
         shared_of(config, pairs[0]),
-        plugins=False,
+        plugins=plugins,
     )
     return expected, actual
 
