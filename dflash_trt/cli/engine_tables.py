@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from dflash_trt.engine.memory import Memory
 
+IO_COLUMNS = ("is", "name", "type", "shape", "meaning")
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
@@ -26,25 +27,29 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> 
 
 
 def io_table(engine: str, bindings: Mapping[str, Any]) -> Table:
-    """Every input and output, layers of one kind in one row.
+    """Every input and output of an engine.
 
     Args:
         bindings: what `inspection.engine.told_bindings` makes of them.
     """
-    sizes = "; ".join(
-        f"{name}: " + ", ".join(f"{size} {least}..{most}" for size, (least, _, most) in profile.items())
+    return table(f"{engine} engine; {profiles(bindings)}", IO_COLUMNS, io_rows(bindings))
+
+
+def profiles(bindings: Mapping[str, Any]) -> str:
+    """The profiles of an engine, with the range of each size."""
+    return "; ".join(
+        f"{name}: " + ", ".join(f"{size} {least} to {most}" for size, (least, _, most) in profile.items())
         for name, profile in bindings["profiles"].items()
     )
-    rows = [
+
+
+def io_rows(bindings: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Of `IO_COLUMNS`; layers of one kind are one row."""
+    return [
         (kind, _joined(names), dtype, " x ".join(map(str, shape)), meaning)
-        for kind in ("inputs", "outputs")
-        for (dtype, shape, meaning), names in _alike(bindings[kind]).items()
+        for kind in ("input", "output")
+        for (dtype, shape, meaning), names in _alike(bindings[f"{kind}s"]).items()
     ]
-    return table(
-        f"{engine} engine ({sizes})",
-        ("", "name", "type", "shape", "meaning"),
-        [(kind.removesuffix("s"), *rest) for kind, *rest in rows],
-    )
 
 
 def memory_table(memory: Memory, ranks: int) -> Table:

@@ -227,7 +227,7 @@ class Layers:
 
     def all_gather(self, x: NetworkTensor, ranks: int) -> NetworkTensor:
         """All ranks' x, joined along the first axis."""
-        return self._collective(x, self.trt.CollectiveOperation.ALL_GATHER, None, ranks)
+        return self._collective(x, self.trt.CollectiveOperation.ALL_GATHER, self.trt.ReduceOperation.NONE, ranks)
 
     def _collective(self, x: NetworkTensor, operation: Any, reduction: Any, ranks: int) -> NetworkTensor:
         layer = self.network.add_dist_collective(x, operation, reduction, -1, [])

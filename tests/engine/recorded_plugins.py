@@ -36,7 +36,8 @@ class RecordedPlugins:
         added = [self._placeholder(name, *output) for output in declared]
         for index, tensor in enumerate(added):
             self.computed[tensor.name] = _deferred(compute, inputs, attributes, index)
-        return added
+        # An input cannot be an output of the network too.
+        return [self._network.add_identity(tensor).get_output(0) for tensor in added]
 
     def _placeholder(self, name: str, dtype: Any, shape: Shape) -> trt.ITensor:
         return self._network.add_input(f"{name} {len(self.computed)} {self._network.num_inputs}", dtype, shape)

@@ -126,4 +126,4 @@ def check_caches(layers: Sequence[LayerCache], stored: CacheStorage, lengths: Se
 
 
 def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(actual.float(), expected.float(), rtol=1e-4, atol=1e-4)

@@ -15,8 +15,9 @@ from torch import Tensor
 from dflash_trt.errors import UserError
 from dflash_trt.ops.base import LayerCache, RotaryTable, Span
 from dflash_trt.ops.torch_ops import TorchOps
+from dflash_trt.plugins.e4m3 import e4m3_codes
 from dflash_trt.plugins.kernel import SHARED_MEMORY, Kernel
-from dflash_trt.plugins.kv_write import e4m3_codes, kv_write, kv_write_kernel
+from dflash_trt.plugins.kv_write import kv_write, kv_write_kernel
 
 FP8 = torch.float8_e4m3fn
 STEP = {torch.float32: 2.0**-21, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6, FP8: 2.0**-2}

@@ -1,0 +1,315 @@
+"""The kernels in the interpreter against their reference, and both against a softmax in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dflash_trt.errors import UserError
+from dflash_trt.plugins.attention_kernels import BlockAttention, combine_kernel, partial_kernel
+from dflash_trt.plugins.block_attention import block_attention, launch_block_attention
+from dflash_trt.plugins.kernel import SHARED_MEMORY
+
+FP8 = torch.float8_e4m3fn
+CLOSE = {torch.float32: 1e-5, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
+"""Of the largest value: weights and results are rounded to the type, and a query may be to either neighbour."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Arguments of `block_attention`."""
+
+    q: Tensor
+    q_norm: Tensor | None
+    cos: Tensor
+    sin: Tensor
+    kv_len: Tensor
+    q_len: Tensor
+    slots: Tensor
+    k_scale: Tensor | None
+    v_scale: Tensor | None
+    k_cache: Tensor
+    v_cache: Tensor
+    sinks: Tensor | None
+    causal: bool
+    window: int
+
+    def attended(self, *, interpret: bool, programs: int = 1) -> Tensor:
+        return block_attention(**vars(self), eps=1e-6, interpret=interpret, programs=programs)
+
+    def configuration(self, **changes: Any) -> BlockAttention:
+        return BlockAttention(
+            **{
+                "dtype": self.q.dtype,
+                "cache_dtype": self.k_cache.dtype,
+                "head_dim": self.q.shape[3],
+                "ratio": self.q.shape[2] // self.k_cache.shape[1],
+                "causal": self.causal,
+                "window": self.window,
+                "has_norm": self.q_norm is not None,
+                "has_sinks": self.sinks is not None,
+                "eps": 1e-6,
+                "most_rows": self.q.shape[1],
+                "compute_capability": 90,
+                **changes,
+            }
+        )
+
+    def tensors(self) -> list[Any]:
+        return list(vars(self).values())[:-2]
+
+    @property
+    def counts(self) -> Tensor:
+        """[B, T] which rows mean something: they are the sequence's, and inside the cache."""
+        steps = torch.arange(self.q.shape[1])
+        return (steps < self.q_len[:, None]) & (self.kv_len[:, None] + steps < self.k_cache.shape[2])
+
+    def with_unseen_unknown(self) -> Pass:
+        """NaN wherever no row of the pass can see, other slots included, and in rows that mean nothing."""
+        caches = [torch.full(cache.shape, torch.nan).to(cache.dtype) for cache in (self.k_cache, self.v_cache)]
+        for length, count, slot in zip(self.kv_len.tolist(), self.q_len.tolist(), self.slots.tolist(), strict=True):
+            seen = slice(max(0, length - self.window + 1) if self.window else 0, length + count)
+            for unknown, known in zip(caches, (self.k_cache, self.v_cache), strict=True):
+                unknown[slot, :, seen] = known[slot, :, seen]
+        q = self.q.masked_fill(~self.counts[..., None, None], torch.nan)
+        return replace(self, q=q, k_cache=caches[0], v_cache=caches[1])
+
+
+def random_pass(
+    dtype: torch.dtype,
+    head_dim: int,
+    where: list[tuple[int, int, int]],
+    *,
+    rows: int,
+    kv_heads: int = 1,
+    ratio: int = 1,
+    positions: int,
+    causal: bool = True,
+    window: int = 0,
+    has_norm: bool = True,
+    has_sinks: bool = False,
+    fp8_cache: bool = False,
+    seed: int = 0,
+) -> Pass:
+    """Of sequences of length, rows and slot as in `where`."""
+    random = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=random)
+
+    kv_len, q_len, slots = (torch.tensor(each, dtype=torch.int32) for each in zip(*where, strict=True))
+    angles = normal(positions, head_dim // 2)
+    cache = (max(slots.tolist()) + 2, kv_heads, positions, head_dim)
+    cache_dtype = FP8 if fp8_cache else dtype
+    return Pass(
+        q=normal(len(where), rows, kv_heads * ratio, head_dim).to(dtype),
+        q_norm=normal(head_dim).to(dtype) if has_norm else None,
+        cos=angles.cos(),
+        sin=angles.sin(),
+        kv_len=kv_len,
+        q_len=q_len,
+        slots=slots,
+        k_scale=normal(1).exp2() if fp8_cache else None,
+        v_scale=normal(1).exp2() if fp8_cache else None,
+        k_cache=normal(*cache).to(cache_dtype),
+        v_cache=normal(*cache).to(cache_dtype),
+        sinks=normal(kv_heads * ratio) if has_sinks else None,
+        causal=causal,
+        window=window,
+    )
+
+
+def exact(given: Pass, sequence: int) -> tuple[Tensor, Tensor]:
+    """Of one sequence in float64, a row, a head and a key at a time where it matters: what its rows make of the cache
+    [rows, H, d], and their logarithms of sums of exponentials, without sinks [rows, H]."""
+    length, slot = int(given.kv_len[sequence]), int(given.slots[sequence])
+    rows = int(given.counts[sequence].sum())
+    heads, head_dim = given.q.shape[2:]
+    out, lse = torch.zeros(rows, heads, head_dim).double(), torch.zeros(rows, heads).double()
+    for row in range(rows):
+        x = given.q[sequence, row].double()
+        if given.q_norm is not None:
+            x = x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * given.q_norm.double()
+            x = x.to(given.q.dtype).double()
+        turn = torch.complex(given.cos[length + row].double(), given.sin[length + row].double())
+        turned = torch.complex(*x.chunk(2, -1)) * turn
+        x = torch.cat((turned.real, turned.imag), -1).to(given.q.dtype).double()
+        keys = [
+            key
+            for key in range(min(length + int(given.q_len[sequence]), given.k_cache.shape[2]))
+            if not (given.causal and key > length + row)
+            and not (given.window and abs(length + row - key) >= given.window)
+        ]
+        for head in range(heads):
+            kv_head = head * given.k_cache.shape[1] // heads
+            k, v = (cache[slot, kv_head, keys].double() for cache in (given.k_cache, given.v_cache))
+            k, v = (
+                k * (1 if given.k_scale is None else given.k_scale),
+                v * (1 if given.v_scale is None else given.v_scale),
+            )
+            weights = (k @ x[head] / head_dim**0.5).exp()
+            sink = 0 if given.sinks is None else given.sinks[head].double().exp()
+            out[row, head] = weights @ v / (weights.sum() + sink)
+            lse[row, head] = weights.sum().log()
+    return out, lse
+
+
+def assert_attends(actual: Tensor, given: Pass) -> None:
+    assert actual.dtype == given.q.dtype
+    assert actual.isfinite().all()
+    largest = float(given.v_cache.float().abs().max() * (1 if given.v_scale is None else given.v_scale))
+    for sequence, counts in enumerate(given.counts):
+        error = actual[sequence][counts].double() - exact(given, sequence)[0]
+        assert error.abs().max().item() <= CLOSE[given.q.dtype] * largest if counts.any() else True
+
+
+@st.composite
+def passes(draw: st.DrawFn) -> Pass:
+    rows = draw(st.integers(1, 16))
+    positions = draw(st.integers(1, 160))
+    window = draw(st.sampled_from([0, 0, 1, 7, 64]))
+    slots = draw(st.permutations(range(4)))[: draw(st.integers(1, 2))]
+    # Nothing, one token, the edges of a window, of a block of keys and of the cache, and anything between.
+    edges = [0, 1, window - 1, window, 63, 64, 65, positions - rows, positions - 1]
+    lengths = st.sampled_from([edge for edge in edges if 0 <= edge < positions]) | st.integers(0, positions - 1)
+    return random_pass(
+        draw(st.sampled_from([torch.bfloat16, torch.float16, torch.float32])),
+        draw(st.sampled_from([16, 32, 64, 80, 96, 128])),
+        [(draw(lengths), draw(st.integers(0, rows)), slot) for slot in slots],
+        rows=rows,
+        kv_heads=draw(st.integers(1, 2)),
+        ratio=draw(st.integers(1, 4)),
+        positions=positions,
+        causal=draw(st.booleans()),
+        window=window,
+        has_norm=draw(st.booleans()),
+        has_sinks=draw(st.booleans()),
+        fp8_cache=draw(st.booleans()),
+        seed=draw(st.integers(0, 2**32)),
+    )
+
+
+@given(passes())
+@settings(max_examples=40)
+def test_the_reference_is_a_softmax(given: Pass) -> None:
+    assert_attends(given.attended(interpret=False), given)
+
+
+@given(passes(), st.sampled_from([1, 5, 16]))
+@settings(max_examples=60)
+def test_the_kernels_are_a_softmax_of_what_can_be_seen(given: Pass, programs: int) -> None:
+    """Whatever the keys are split into, and whatever stands where no row sees."""
+    actual = given.with_unseen_unknown().attended(interpret=True, programs=programs)
+    assert_attends(actual, given)
+    expected = given.attended(interpret=False)
+    largest = float(given.v_cache.float().abs().max() * (1 if given.v_scale is None else given.v_scale))
+    difference = (actual.double() - expected.double())[given.counts]
+    assert (difference.abs() <= CLOSE[given.q.dtype] * largest).all()
+
+
+@pytest.mark.parametrize("window", [0, 20])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("length", [0, 37])
+def test_a_prefill_is_taken_in_parts(length: int, causal: bool, window: int) -> None:
+    """70 rows of 4 heads are three times the rows of a program; the second sequence's fill one of these."""
+    given = random_pass(
+        torch.float32,
+        16,
+        [(length, 70, 1), (3, 9, 0)],
+        rows=70,
+        ratio=4,
+        positions=112,
+        causal=causal,
+        window=window,
+        has_sinks=True,
+    )
+    assert given.configuration().tiles(70) == 3
+    torch.testing.assert_close(
+        given.attended(interpret=True, programs=12)[given.counts], given.attended(interpret=False)[given.counts]
+    )
+
+
+@pytest.mark.parametrize("length", [0, 5, 300])
+def test_splits_share_the_keys_that_there_are(length: int) -> None:
+    """Each sum of exponentials belongs to other keys, a split without keys says so, and what it leaves is unread."""
+    given = random_pass(torch.float32, 32, [(length, 3, 0)], rows=4, kv_heads=2, ratio=2, positions=320)
+    configuration = given.configuration(programs=14)
+    splits = configuration.splits(1, 4, 2)
+    assert splits == 7
+    partial, lse = torch.full((splits, *given.q.shape), torch.nan), torch.full((splits, 1, 4, 4), torch.nan)
+    # Without a norm or scales: the kernel does not read those.
+    pointers = [given.cos if each is None else each for each in given.tensors()[:-1]]
+    partial_kernel(configuration).launch(*pointers, 1, 4, 2, 320, splits, partial, lse)
+    saw = lse[:, 0, :3].isfinite()
+    assert (lse[:, 0, :3][~saw] == -torch.inf).all()
+    assert saw.flatten(1).any(1).sum() == {0: 1, 5: 1, 300: 5}[length], "64 keys each"
+    assert torch.equal(partial[:, 0, :3].isfinite().all(-1), saw)
+    out, expected = exact(given, 0)
+    torch.testing.assert_close(lse[:, 0, :3].double().logsumexp(0), expected, rtol=1e-5, atol=1e-5)
+    result = torch.empty_like(given.q)
+    combine_kernel(configuration).launch(partial, lse, given.cos, 1, 4, 4, splits, result)
+    torch.testing.assert_close(result[0, :3].double(), out, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("compute_capability", [80, 90])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_every_code_of_an_fp8_cache_is_decoded(dtype: torch.dtype, compute_capability: int) -> None:
+    """By integers where there is no conversion. One key is seen, so that its value is what comes out."""
+    codes = torch.arange(256, dtype=torch.uint8).view(FP8)
+    codes[[0x7F, 0xFF]] = 0.0  # NaN
+    given = random_pass(dtype, 256, [(0, 1, 0)], rows=1, positions=1, fp8_cache=True)
+    given = replace(given, v_cache=codes.expand(2, 1, 1, 256).contiguous(), v_scale=torch.tensor([0.5]))
+    configuration = given.configuration(compute_capability=compute_capability, programs=1)
+    assert (partial_kernel(configuration).parameters["k_cache"] == "*u8") == (compute_capability == 80)
+    actual = launch_block_attention(configuration, *given.tensors())
+    assert torch.equal(actual[0, 0, 0], (codes.float() * 0.5).to(dtype))
+    with_nan = codes.clone()
+    with_nan.view(torch.uint8)[3] = 0xFF
+    given = replace(given, v_cache=with_nan.expand(2, 1, 1, 256).contiguous())
+    actual = launch_block_attention(configuration, *given.tensors())
+    assert torch.equal(actual[0, 0, 0].isnan().nonzero().flatten(), torch.tensor([3]))
+
+
+def test_one_long_sequence_fills_a_gpu_and_many_are_not_split() -> None:
+    """Of 8 KV heads: whole waves of 264 thread blocks, and a prefill's rows are enough of them."""
+    configuration = random_pass(torch.bfloat16, 128, [(0, 1, 0)], rows=16, ratio=4, positions=1).configuration()
+    assert configuration.splits(1, 16, 8) == 33
+    assert configuration.splits(8, 16, 8) == 5
+    assert configuration.splits(64, 16, 8) == 1
+    assert configuration.splits(1, 2048, 8) == 1
+
+
+@pytest.mark.parametrize("compute_capability", SHARED_MEMORY)
+def test_it_compiles_within_registers_and_shared_memory(compute_capability: int) -> None:
+    """A block of 16 of four heads a KV head over an FP8 cache; keys are copied 16 bytes at a time while others are used."""
+    given = random_pass(torch.bfloat16, 128, [(0, 1, 0)], rows=16, ratio=4, positions=1, fp8_cache=True)
+    compiled = partial_kernel(given.configuration(compute_capability=compute_capability)).compile(compute_capability)
+    assert compiled.spills == 0
+    assert compiled.shared <= SHARED_MEMORY[compute_capability] << 10
+    assert "cp.async.cg.shared.global" in compiled.ptx
+    matrix_unit = {90: "wgmma.mma_async", 100: "tcgen05.mma", 103: "tcgen05.mma"}.get(compute_capability, "mma.sync")
+    assert matrix_unit in compiled.ptx
+
+
+def test_what_it_does_not_have_is_refused_by_name() -> None:
+    where = [(0, 1, 0)]
+    with pytest.raises(UserError, match=r"heads of 24; .* a multiple of 16 up to 256"):
+        random_pass(torch.float32, 24, where, rows=1, positions=8).attended(interpret=True)
+    with pytest.raises(UserError, match=r"queries are torch\.float64"):
+        random_pass(torch.float64, 32, where, rows=1, positions=8).attended(interpret=True)
+    good = random_pass(torch.bfloat16, 32, where, rows=1, positions=8, kv_heads=2)
+    for changed, message in (
+        ({"k_cache": good.k_cache.to(FP8)}, "float8_e4m3fn without scales"),
+        ({"k_scale": torch.ones(1)}, "bfloat16 with scales"),
+        ({"v_cache": good.v_cache[:, :, :-1]}, r"caches must be \(2, 2, 8, 32\)"),
+        ({"q": good.q[:, :, :1]}, r"heads a multiple of KV heads"),
+        ({"cos": good.cos[:-1]}, "7 rows of cosines"),
+    ):
+        with pytest.raises(UserError, match=message):
+            replace(good, **changed).attended(interpret=True)
