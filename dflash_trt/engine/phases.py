@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from threading import Lock
 from typing import Any
 
@@ -18,6 +19,11 @@ class _Phase:
     done: int = 0
     inner: float = 0.0
     """How much of the step under way is done."""
+
+    @property
+    def part(self) -> float:
+        """How much of it is done."""
+        return min(1.0, (self.done + self.inner) / self.steps)
 
 
 class Phases:
@@ -57,16 +63,22 @@ class Phases:
                 del self._phases[name]
 
     def _tell(self, name: str) -> None:
-        phase, shown = self._phases[name], name
-        while phase.parent in self._phases:
-            part = min(1.0, (phase.done + phase.inner) / phase.steps)
-            shown, phase = name, self._phases[phase.parent]
-            name = next(each for each, known in self._phases.items() if known is phase)
-            phase.inner = max(phase.inner, part)
-        self._whole = max(self._whole, min(1.0, (phase.done + phase.inner) / phase.steps))
+        outer = self._outer(name)
+        for inner, around in pairwise(outer):
+            phase = self._phases[around]
+            phase.inner = max(phase.inner, self._phases[inner].part)
+        self._whole = max(self._whole, self._phases[outer[-1]].part)
+        shown = outer[max(0, len(outer) - 2)]
         if self._told != (shown, int(100 * self._whole)):
             self._told = shown, int(100 * self._whole)
             self._on_progress(shown, self._whole)
+
+    def _outer(self, name: str) -> list[str]:
+        """The phase, the one that it is inside, and so on to the outermost."""
+        names = [name]
+        while (parent := self._phases[names[-1]].parent) in self._phases and parent not in names:
+            names.append(str(parent))
+        return names
 
 
 def phase_monitor(trt: Any, phases: Phases) -> Any:
