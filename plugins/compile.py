@@ -16,6 +16,7 @@ import torch
 from dflash_trt.errors import UserError
 from dflash_trt.plugins import verify
 from dflash_trt.plugins.kernel import SHARED_MEMORY, Kernel
+from dflash_trt.plugins.kv_write import kv_write_kernel
 
 
 @dataclass(frozen=True)
@@ -38,9 +39,14 @@ class Row:
 
 def configurations() -> dict[str, Kernel]:
     """Kernels in configurations that stand for those of real models, by what is particular to them."""
+    bf16, fp8 = torch.bfloat16, torch.float8_e4m3fn
     return {
-        "bf16, 151936 tokens": verify.partial(torch.bfloat16, 151936),
-        "bf16, 16032 tokens": verify.partial(torch.bfloat16, 16032),
+        "bf16 cache, d 64": kv_write_kernel(bf16, bf16, 64, has_norm=False, eps=0.0),
+        "fp8 cache, d 64": kv_write_kernel(bf16, fp8, 64, has_norm=False, eps=0.0),
+        "bf16 cache, d 128, norm": kv_write_kernel(bf16, bf16, 128, has_norm=True, eps=1e-6),
+        "fp8 cache, d 128, norm": kv_write_kernel(bf16, fp8, 128, has_norm=True, eps=1e-6),
+        "bf16, 151936 tokens": verify.partial(bf16, 151936),
+        "bf16, 16032 tokens": verify.partial(bf16, 16032),
         "fp16, 32003 tokens": verify.partial(torch.float16, 32003),
         "fp32, 18992 tokens": verify.partial(torch.float32, 18992),
         "any": verify.combine(),

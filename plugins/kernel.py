@@ -23,6 +23,7 @@ from triton.runtime import interpreter
 from triton.runtime.jit import JITFunction
 
 from dflash_trt.errors import UserError
+from dflash_trt.plugins import interpretation
 
 SHARED_MEMORY = {80: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99}
 """Compute capabilities that kernels are compiled for, and the KiB of shared memory that a thread block may have there
@@ -214,6 +215,9 @@ def _interpreting() -> Iterator[None]:
 
     scope.set_attr(JITFunction, "__call__", call)
     scope.set_attr(triton.knobs.runtime, "interpret", True)
+    scope.set_attr(interpreter.InterpreterBuilder, "cast_impl", interpretation.cast)
+    scope.set_attr(interpreter.InterpreterBuilder, "create_fp_to_fp", interpretation.cast)
+    scope.set_attr(interpreter.InterpreterBuilder, "create_dot", interpretation.dot)
     try:
         yield
     finally:

@@ -11,11 +11,10 @@ from typing import Any
 
 import torch
 
-from dflash_trt.plugins import verify
 from dflash_trt.plugins.operation import Alias, Attributes, Operation, Shapes, Types
+from dflash_trt.plugins.operations import OPERATIONS
 
 NAMESPACE = "dflash"
-OPERATIONS: tuple[Operation, ...] = (verify.PARTIAL, verify.COMBINE)
 
 _DATA_TYPES = {
     torch.float32: "FLOAT",
@@ -47,7 +46,7 @@ def registered() -> Any:
 def register(trtp: Any, operation: Operation) -> None:
     """Register one operation with `tensorrt.plugin`, which looks at signatures: they are made from the declaration."""
     plugin_id = f"{NAMESPACE}::{operation.name}"
-    attributes = {**(operation.attributes or {}), "compute_capability": int}
+    attributes = {**operation.attributes, "compute_capability": int}
     taken = {**dict.fromkeys(operation.inputs, trtp.TensorDesc), **attributes}
     descriptors = tuple.__class_getitem__((trtp.TensorDesc,) * len(operation.outputs))
     implementation = tuple[str, str, trtp.KernelLaunchParams, trtp.SymIntExprs]
@@ -94,7 +93,7 @@ def _implement(
     numbers = {name: tuple(desc.shape) for name, desc in inputs.items()}
     kernel = operation.kernel(numbers, _types(inputs), attributes)
     compiled = kernel.compile(attributes["compute_capability"])
-    sizes = operation.sizes(_expressions(inputs))
+    sizes = operation.arguments(kernel, _expressions(inputs), _types(inputs), attributes)
     params = trtp.KernelLaunchParams()
     params.grid_x, params.grid_y, params.grid_z = kernel.grid(sizes)
     params.block_x = compiled.threads
