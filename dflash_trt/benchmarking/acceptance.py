@@ -9,8 +9,8 @@ import torch
 from transformers import PreTrainedTokenizerFast
 
 from dflash_trt.checkpoint.open_checkpoint import DrafterCheckpoint, TargetCheckpoint
+from dflash_trt.models.pair import load_pair
 from dflash_trt.runtime.detokenizer import Detokenizer
-from dflash_trt.runtime.load import load_pair
 from dflash_trt.runtime.request import Request, Statistics
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.scheduler import Scheduler

@@ -25,12 +25,11 @@ from dflash_trt.conversion.calibration import (
     not_finite,
 )
 from dflash_trt.models import dflash
-from dflash_trt.models.pair import Caches, Pair
+from dflash_trt.models.pair import Caches, Pair, load_pair
 from dflash_trt.models.sharding import REPLICATED, Sharding
 from dflash_trt.models.weights import CheckpointLoader
 from dflash_trt.ops.base import LayerCache, Linear, Span
 from dflash_trt.ops.torch_ops import TorchOps
-from dflash_trt.runtime.load import load_pair
 
 _CPU = torch.device("cpu")
 

@@ -11,13 +11,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
+import torch
+
 from dflash_trt.checkpoint.drafter import DrafterConfig
 from dflash_trt.checkpoint.open_checkpoint import DrafterCheckpoint, TargetCheckpoint
 from dflash_trt.checkpoint.target import Architecture, TargetConfig
+from dflash_trt.checkpoint.weights import Weights
 from dflash_trt.models import dflash, llama, qwen3
 from dflash_trt.models.dflash import DrafterWeights
 from dflash_trt.models.llama import TargetWeights
-from dflash_trt.models.weights import Manifest, WeightLoader
+from dflash_trt.models.rotary import rotary_table
+from dflash_trt.models.weights import CheckpointLoader, Manifest, WeightLoader
 from dflash_trt.ops.base import LayerCache, Ops, RotaryTable, Span, Tensor
 
 FAMILIES: dict[Architecture, ModuleType] = {"LlamaForCausalLM": llama, "Qwen3ForCausalLM": qwen3}
@@ -83,6 +87,41 @@ class Pair:
         if own.offsets is None:
             return logits
         return ops.expand_vocabulary(logits, own.offsets, self.target.vocab_size)
+
+
+def load_pair(
+    target: TargetCheckpoint,
+    drafter: DrafterCheckpoint,
+    *,
+    positions: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    ranks: int = 1,
+) -> Pair:
+    """A pair as it runs, of two checkpoints or of an engine's two parts.
+
+    Args:
+        target, drafter: seen to belong together, and by their manifests to be what their configs say.
+        positions: what rotary tables reach to, of the caches that the pair will run on.
+        dtype: what unquantized weights become; those that have it, and all quantized ones, stay mapped on a CPU.
+        device: where it will run.
+        ranks: of how many ranks these are one's parts.
+
+    Raises:
+        UserError: a tensor is not what the model asks for, or a file cannot be read.
+    """
+
+    def loader(weights: Weights) -> CheckpointLoader:
+        return CheckpointLoader(weights, lambda tensor: tensor.to(device), dtype, ranks)
+
+    return Pair(
+        target=target.config,
+        drafter=drafter.config,
+        target_weights=load_target(loader(target.weights), target.config),
+        drafter_weights=dflash.load(loader(drafter.weights), drafter.config),
+        target_rotary=rotary_table(target.config.rope, positions, dtype, device),
+        drafter_rotary=rotary_table(drafter.config.rope, positions, dtype, device),
+    )
 
 
 def load_target(loader: WeightLoader, config: TargetConfig) -> TargetWeights:

@@ -7,14 +7,10 @@ import os
 import torch
 
 from dflash_trt.checkpoint.open_checkpoint import DrafterCheckpoint, TargetCheckpoint
-from dflash_trt.checkpoint.weights import Weights
 from dflash_trt.engine.directory import Engine
 from dflash_trt.engine.weights import open_weights
 from dflash_trt.errors import UserError
-from dflash_trt.models import dflash
-from dflash_trt.models.pair import Pair, load_target
-from dflash_trt.models.rotary import rotary_table
-from dflash_trt.models.weights import CheckpointLoader
+from dflash_trt.models.pair import load_pair
 from dflash_trt.ops.ranks import ALONE, Ranks
 from dflash_trt.runtime.torch_executor import TorchExecutor
 
@@ -56,41 +52,6 @@ def load_executor(engine: Engine, device: torch.device, ranks: Ranks = ALONE) ->
         )
     except (RuntimeError, MemoryError):  # of torch, OutOfMemoryError on a GPU and a plain RuntimeError on a CPU
         raise no_room from None
-
-
-def load_pair(
-    target: TargetCheckpoint,
-    drafter: DrafterCheckpoint,
-    *,
-    positions: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    ranks: int = 1,
-) -> Pair:
-    """A pair as it runs, of two checkpoints or of an engine's two parts.
-
-    Args:
-        target, drafter: seen to belong together, and by their manifests to be what their configs say.
-        positions: what rotary tables reach to, of the caches that the pair will run on.
-        dtype: what unquantized weights become; those that have it, and all quantized ones, stay mapped on a CPU.
-        device: where it will run.
-        ranks: of how many ranks these are one's parts.
-
-    Raises:
-        UserError: a tensor is not what the model asks for, or a file cannot be read.
-    """
-
-    def loader(weights: Weights) -> CheckpointLoader:
-        return CheckpointLoader(weights, lambda tensor: tensor.to(device), dtype, ranks)
-
-    return Pair(
-        target=target.config,
-        drafter=drafter.config,
-        target_weights=load_target(loader(target.weights), target.config),
-        drafter_weights=dflash.load(loader(drafter.weights), drafter.config),
-        target_rotary=rotary_table(target.config.rope, positions, dtype, device),
-        drafter_rotary=rotary_table(drafter.config.rope, positions, dtype, device),
-    )
 
 
 def memory_of(device: torch.device) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from dflash_trt.errors import UserError
 from dflash_trt.ops.ranks import Ranks
 from dflash_trt.runtime.sampling import Sampling, choose, choose_in_part
 
@@ -36,6 +37,17 @@ def choose_among_ranks(
     found = ranks.all_gather(torch.stack((scores.view(torch.int64), ids)))
     best = found[:, 0].view(torch.float64).argmax(0, keepdim=True)
     return found[:, 1].gather(0, best)[0].cpu()
+
+
+def refuse_overflow(logits: Tensor, ranks: Ranks) -> None:
+    """Refuse logits of any rank that are not finite: to choose from them would be silent nonsense.
+
+    Raises:
+        UserError: on every rank.
+    """
+    if not bool(ranks.all_gather(logits.isfinite().all().reshape(1)).all()):
+        narrow = str(logits.dtype).removeprefix("torch.")
+        raise UserError(f"the target's values overflow {narrow}; build the engine with --dtype bfloat16 or float32")
 
 
 def _choose_from_rows(

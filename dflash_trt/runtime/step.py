@@ -9,9 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from dflash_trt.runtime.sampling import Sampling
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What the target made of a step: how many guesses it agrees with, and the token that comes after those."""
+
+    accepted: Tensor
+    """[B] 0..draft_len"""
+    next: Tensor
+    """[B] the target's own choice after the accepted guesses."""
 
 
 @dataclass(frozen=True)
@@ -34,15 +45,32 @@ class Step:
     """[B] distinct."""
     sampling: Sampling
 
+    @property
+    def logit_rows(self) -> Tensor:
+        """[B, R] rows that a token is chosen for: the one before the guesses, and theirs.
 
-@dataclass(frozen=True)
-class Verified:
-    """What the target made of a step: how many guesses it agrees with, and the token that comes after those."""
+        R is that of the row with the most guesses. Others repeat their last row, whose choice is then not looked at.
+        """
+        first = self.q_len - self.draft_len - 1
+        steps = torch.arange(int(self.draft_len.max()) + 1)
+        return torch.minimum(first[:, None] + steps, self.q_len[:, None] - 1)
 
-    accepted: Tensor
-    """[B] 0..draft_len"""
-    next: Tensor
-    """[B] the target's own choice after the accepted guesses."""
+    @property
+    def chosen_positions(self) -> Tensor:
+        """[B, R] positions that the tokens chosen there will have."""
+        return self.kv_len[:, None] + self.logit_rows + 1
+
+    @property
+    def guesses(self) -> Tensor:
+        """[B, R - 1] the guesses, as `logit_rows` has them."""
+        return self.tokens.gather(1, self.logit_rows[:, 1:])
+
+    def verified(self, chosen: Tensor) -> Verified:
+        """How far the guesses agree with the tokens [B, R] that the target chose."""
+        guesses = self.guesses
+        agrees = (guesses == chosen[:, :-1]) & (torch.arange(guesses.shape[1]) < self.draft_len[:, None])
+        accepted = agrees.long().cumprod(1).sum(1)
+        return Verified(accepted, chosen.gather(1, accepted[:, None])[:, 0])
 
 
 class Executor(Protocol):

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dflash_trt.errors import UserError
 from dflash_trt.models.decoder import DecoderLayer, LayerConfig
 from dflash_trt.models.pair import Caches, Pair
 from dflash_trt.models.sharding import kv_heads
 from dflash_trt.ops.base import LayerCache, Span
 from dflash_trt.ops.ranks import ALONE, Ranks
 from dflash_trt.ops.torch_ops import TorchOps
-from dflash_trt.runtime.parallel_choice import choose_among_ranks
+from dflash_trt.runtime.parallel_choice import choose_among_ranks, refuse_overflow
 from dflash_trt.runtime.sampling import Sampling, choose
 from dflash_trt.runtime.step import Step, Verified
 
@@ -53,22 +52,12 @@ class TorchExecutor:
             UserError: the target's logits are not finite. Choosing from them would be silent nonsense, and what is not
                 finite in a cache would reach the sequences that come after.
         """
-        rows = int(step.draft_len.max()) + 1
-        first = step.q_len - step.draft_len - 1
-        # Rows beyond a sequence's last guess repeat it: their choices are never looked at.
-        indices = torch.minimum(first[:, None] + torch.arange(rows), step.q_len[:, None] - 1)
         span = self._span(step.slots, step.kv_len, step.tokens.shape[1])
         logits = self.pair.target_pass(
-            self._ops, step.tokens.to(self._device), indices.to(self._device), self._caches, span
+            self._ops, step.tokens.to(self._device), step.logit_rows.to(self._device), self._caches, span
         )
-        if not bool(self._ranks.all_gather(logits.isfinite().all().reshape(1)).all()):
-            narrow = str(logits.dtype).removeprefix("torch.")
-            raise UserError(f"the target's values overflow {narrow}; build the engine with --dtype bfloat16 or float32")
-        guesses = step.tokens.gather(1, indices[:, 1:])
-        chosen = self._choose(logits, step.kv_len[:, None] + indices + 1, step.sampling, guesses)
-        agrees = (guesses == chosen[:, :-1]) & (torch.arange(rows - 1) < step.draft_len[:, None])
-        accepted = agrees.long().cumprod(1).sum(1)
-        return Verified(accepted, chosen.gather(1, accepted[:, None])[:, 0])
+        refuse_overflow(logits, self._ranks)
+        return step.verified(self._choose(logits, step.chosen_positions, step.sampling, step.guesses))
 
     @torch.inference_mode()
     def draft(self, anchors: Tensor, kv_len: Tensor, slots: Tensor, sampling: Sampling, count: int) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from dflash_trt.plugins import operations
 from dflash_trt.plugins.kernel import parameter_types
 from dflash_trt.plugins.operation import Operation
-from dflash_trt.plugins.registration import register, registered
+from dflash_trt.plugins.registration import instance, register, registered
 from tests.plugins.tensorrt_plugin import (
     Dimension,
     DimsExprs,
@@ -47,7 +47,7 @@ class Case:
 
 
 I32, I64, F32, BF16, FP8 = torch.int32, torch.int64, torch.float32, torch.bfloat16, torch.float8_e4m3fn
-SIZES = {"B": 3, "v": 5, "T": 16, "chunks": 304}
+SIZES = {"B": 3, "v": 5, "T": 16, "chunks": 304, "splits": 7}
 """One of the calls."""
 
 
@@ -68,7 +68,44 @@ def _kv_write(cache: torch.dtype, has_norm: bool) -> Case:
     )
 
 
+def _attention(cache: torch.dtype, most_rows: int, splits: int, **attributes: Any) -> Case:
+    return Case(
+        operations.BLOCK_ATTENTION_PARTIAL,
+        {
+            "q": (BF16, ("B", "T", 32, 128)),
+            "q_norm": (BF16, (1, 128)),
+            **dict.fromkeys(("cos", "sin"), (F32, (2064, 64))),
+            **dict.fromkeys(("kv_len", "q_len", "slots"), (I32, ("B",))),
+            **dict.fromkeys(("k_scale", "v_scale"), (F32, (1,))),
+            **dict.fromkeys(("k_cache", "v_cache"), (cache, (1, 4, 8, 2064, 128))),
+        },
+        outputs=((F32, (splits, 3, 16, 32, 128)), (F32, (splits, 3, 16, 32))),
+        aliases=(-1, -1),
+        attributes={"eps": 1e-6, **attributes, "ratio": 4, "most_rows": most_rows},
+    )
+
+
+def _combine(has_sinks: bool) -> Case:
+    return Case(
+        operations.BLOCK_ATTENTION_COMBINE,
+        {
+            "partial": (F32, ("splits", "B", "T", 32, 128)),
+            "lse": (F32, ("splits", "B", "T", 32)),
+            "sinks": (F32, (32,)),
+            "q": (BF16, ("B", "T", 32, 128)),
+        },
+        outputs=((BF16, (3, 16, 32, 128)),),
+        aliases=(-1,),
+        attributes={"has_sinks": has_sinks},
+    )
+
+
 CASES = {
+    # Of 264 thread blocks 3 sequences of 8 KV heads have 11 each; where 64 query rows take two, half as many.
+    "block_attention_partial, BF16": _attention(BF16, 16, 11, has_norm=True, causal=True, window=0),
+    "block_attention_partial, FP8": _attention(FP8, 8, 6, has_norm=False, causal=False, window=1024),
+    "block_attention_combine": _combine(False),
+    "block_attention_combine, sinks": _combine(True),
     "kv_write, BF16": _kv_write(BF16, True),
     "kv_write, FP8": _kv_write(FP8, False),
     "verify_partial": Case(
@@ -130,10 +167,10 @@ def embed(case: Case, compute_capability: int = 103) -> Embedded:
     static = [tuple(-1 if isinstance(size, str) else size for size in dims) for _, dims in case.inputs.values()]
     types = [getattr(trt.DataType, TRT_TYPES[dtype]) for dtype, _ in case.inputs.values()]
     tensors = [network.add_input(*given) for given in zip(case.inputs, types, static, strict=True)]
-    operation = getattr(registered(), case.operation.name)
-    _, _, plugin = operation(*tensors, **case.attributes, compute_capability=compute_capability)(
-        QuickPluginCreationRequest.STRICT_AOT
-    )
+    given = {"most_rows": 0, **case.attributes, "ratio": 0}  # which follows from tensors
+    made = instance(case.operation.name, tensors, compute_capability=compute_capability, **given)
+    _, _, plugin = made(QuickPluginCreationRequest.STRICT_AOT)
+    assert plugin.attrs == {**case.attributes, "compute_capability": compute_capability}
     output_types = plugin.get_output_data_types(types, [len(dims) for dims in static])
     inputs = [dimensions(dims) for _, dims in case.inputs.values()]
     shapes = plugin.get_output_shapes(inputs, [], ExprBuilder())

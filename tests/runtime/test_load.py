@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
+from dflash_trt.models.pair import load_pair
 from dflash_trt.quantization.fp8 import FP8Tensor
 from dflash_trt.quantization.nvfp4 import NVFP4Tensor
-from dflash_trt.runtime.load import load_pair
 from tests.conftest import QUANTIZED, Engines
 
 

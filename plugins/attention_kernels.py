@@ -1,0 +1,328 @@
+"""The kernels of `block_attention`, their launch geometry, and how the keys of a sequence are split.
+
+`block_attention_partial` takes a share of the keys for the rows of all query heads of a KV head, and
+`block_attention_combine` joins the shares. A cache is read once for up to `MOST_ROWS` such rows, and only where one of
+them can see it. No score leaves a multiprocessor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from dflash_trt.plugins.kernel import SHARED_MEMORY, Kernel, cdiv, pointer
+
+MOST_ROWS = 128
+PROGRAMS = 264
+"""Thread blocks that fill a GPU: two on each of the 132 multiprocessors of an H200."""
+
+
+@dataclass(frozen=True)
+class BlockAttention:
+    """What the two kernels are compiled for."""
+
+    dtype: torch.dtype
+    cache_dtype: torch.dtype
+    head_dim: int
+    ratio: int
+    """Query heads a KV head."""
+    causal: bool
+    window: int
+    has_norm: bool
+    has_sinks: bool
+    eps: float
+    most_rows: int
+    """Rows a sequence that are taken together, if `ratio` leaves room; passes of more are taken in parts."""
+    compute_capability: int
+    programs: int = PROGRAMS
+
+    @property
+    def block_m(self) -> int:
+        """Rows of query heads that a program takes."""
+        return min(MOST_ROWS, max(16, int(triton.next_power_of_2(self.most_rows * self.ratio))))
+
+    @property
+    def block_n(self) -> int:
+        """Keys that it takes at a time."""
+        roomy = SHARED_MEMORY[self.compute_capability] > 99
+        width = int(triton.next_power_of_2(self.head_dim)) * self.dtype.itemsize
+        return min(64, max(16, (16384 if roomy else 8192) // width))
+
+    def splits(self, batch: Any, rows: Any, kv_heads: Any) -> Any:
+        """Parts that keys are split into: numbers, or TensorRT's symbolic expressions."""
+        whole = self.tiles(rows) * kv_heads * batch
+        return (whole + (self.programs - 1)) // whole
+
+    def tiles(self, rows: Any) -> Any:
+        """Programs that share the rows of a KV head."""
+        return cdiv(rows * self.ratio, self.block_m)
+
+
+@cache
+def partial_kernel(attention: BlockAttention) -> Kernel:
+    """`block_attention_partial`: partial [C, B, T, H, d] and lse [C, B, T, H], both float32.
+
+    Of each share of the keys the normalized sum of values, and the natural logarithm of the sum that it was divided by:
+    -inf where a row saw no key, and then `partial` may be anything.
+    """
+    # Before compute capability 8.9 there are no conversions from e4m3.
+    coded = attention.cache_dtype == torch.float8_e4m3fn and attention.compute_capability < 89
+    held = "*u8" if coded else pointer(attention.cache_dtype)
+    return Kernel(
+        function=_partial,
+        parameters={
+            **dict.fromkeys(("q", "q_norm"), pointer(attention.dtype)),
+            **dict.fromkeys(("cos", "sin"), "*fp32"),
+            **dict.fromkeys(("kv_len", "q_len", "slots"), "*i32"),
+            **dict.fromkeys(("k_scale", "v_scale"), "*fp32"),
+            **dict.fromkeys(("k_cache", "v_cache"), held),
+            **dict.fromkeys(("batch", "rows", "kv_heads", "positions", "splits"), "i32"),
+            **dict.fromkeys(("partial", "lse"), "*fp32"),
+        },
+        constants={
+            "EPS": attention.eps,
+            "HAS_NORM": attention.has_norm,
+            "CAUSAL": attention.causal,
+            "WINDOW": attention.window,
+            "SCALED": attention.cache_dtype == torch.float8_e4m3fn,
+            "RATIO": attention.ratio,
+            "HEAD_DIM": attention.head_dim,
+            "WIDTH": triton.next_power_of_2(attention.head_dim),
+            "BLOCK_M": attention.block_m,
+            "BLOCK_N": attention.block_n,
+        },
+        grid=lambda s: (attention.tiles(s["rows"]), s["kv_heads"] * s["splits"], s["batch"]),
+        num_warps=8 if attention.block_m > 64 else 4,
+        num_stages=3 if SHARED_MEMORY[attention.compute_capability] > 99 else 2,
+    )
+
+
+@cache
+def combine_kernel(attention: BlockAttention) -> Kernel:
+    """`block_attention_combine`: the shares of `partial_kernel`, and the sinks, to the output [B, T, H, d]."""
+    return Kernel(
+        function=_combine,
+        parameters={
+            **dict.fromkeys(("partial", "lse", "sinks"), "*fp32"),
+            "q": pointer(attention.dtype),
+            **dict.fromkeys(("batch", "rows", "heads", "splits"), "i32"),
+            "out": pointer(attention.dtype),
+        },
+        constants={
+            "HAS_SINKS": attention.has_sinks,
+            "HEAD_DIM": attention.head_dim,
+            "WIDTH": triton.next_power_of_2(attention.head_dim),
+            "BLOCK": 16,
+        },
+        grid=lambda s: (s["batch"] * s["rows"] * s["heads"], 1, 1),
+        num_warps=2,
+    )
+
+
+@triton.jit
+def _decoded(codes, dtype: tl.constexpr):
+    """Keys or values as they are multiplied; codes of e4m3 without their scale, which is applied to sums."""
+    if codes.dtype == tl.uint8:
+        # In the fields of float32, e4m3 is 2^-120 times itself, subnormals included.
+        bits = codes.to(tl.int32)
+        wide = (((bits & 0x80) << 24) | ((bits & 0x7F) << 20)).to(tl.float32, bitcast=True) * 1.329227995784916e36
+        decoded = tl.where((bits & 0x7F) == 0x7F, float("nan"), wide).to(dtype)
+    else:
+        decoded = codes.to(dtype)
+    return decoded
+
+
+@triton.jit
+def _rotated_queries(
+    q,
+    q_norm,
+    cos,
+    sin,
+    offset,
+    position,
+    live,
+    EPS,
+    HAS_NORM: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Rows [BLOCK_M, WIDTH] at `offset`, normalized and rotated, zero where they are not `live`."""
+    column = tl.arange(0, WIDTH)[None, :]
+    half: tl.constexpr = HEAD_DIM // 2
+    partner = tl.where(column < half, column + half, column - half)
+    mask = live[:, None] & (column < HEAD_DIM)
+    x = tl.load(q + offset[:, None] + column, mask=mask, other=0.0)
+    y = tl.load(q + offset[:, None] + partner, mask=mask, other=0.0)
+    dtype: tl.constexpr = x.dtype
+    x, y = x.to(tl.float32), y.to(tl.float32)
+    if HAS_NORM:
+        factor = tl.rsqrt(tl.sum(x * x, axis=1) / HEAD_DIM + EPS)[:, None]
+        own = tl.load(q_norm + column, mask=column < HEAD_DIM, other=0.0).to(tl.float32)
+        other = tl.load(q_norm + partner, mask=column < HEAD_DIM, other=0.0).to(tl.float32)
+        x = (x * factor * own).to(dtype).to(tl.float32)
+        y = (y * factor * other).to(dtype).to(tl.float32)
+    angle = position[:, None] * half + tl.minimum(column, partner)
+    cosine = tl.load(cos + angle, mask=mask, other=0.0)
+    sine = tl.load(sin + angle, mask=mask, other=0.0)
+    return (x * cosine + y * tl.where(column < half, -sine, sine)).to(dtype)
+
+
+@triton.jit
+def _partial(
+    q,
+    q_norm,
+    cos,
+    sin,
+    kv_len,
+    q_len,
+    slots,
+    k_scale,
+    v_scale,
+    k_cache,
+    v_cache,
+    batch,
+    rows,
+    kv_heads,
+    positions,
+    splits,
+    partial,
+    lse,
+    EPS: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SCALED: tl.constexpr,
+    RATIO: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+):
+    # The last rows of a causal prefill see most: those programs start first.
+    first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
+    kv_head = tl.program_id(1) % kv_heads
+    split = tl.program_id(1) // kv_heads
+    sequence = tl.program_id(2)
+    context = tl.load(kv_len + sequence)
+    count = tl.load(q_len + sequence)
+
+    # Keys that any row of this program can see.
+    first = context + first_row // RATIO
+    last = context + tl.minimum((first_row + BLOCK_M - 1) // RATIO, count - 1)
+    begin = 0
+    end = tl.minimum(context + count, positions)
+    # Keys that all of them see.
+    sure_begin = 0
+    sure_end = end
+    if CAUSAL:
+        end = tl.minimum(end, last + 1)
+        sure_end = tl.minimum(end, first + 1)
+    if WINDOW > 0:
+        begin = tl.maximum(first - WINDOW + 1, 0)
+        sure_begin = last - WINDOW + 1
+        if not CAUSAL:
+            end = tl.minimum(end, last + WINDOW)
+            sure_end = tl.minimum(end, first + WINDOW)
+    seen = tl.where(first <= last, tl.maximum(end - begin, 0), 0)
+    share = tl.cdiv(tl.cdiv(seen, splits), BLOCK_N) * BLOCK_N
+    begin += split * share
+    end = tl.minimum(begin + share, end)
+    sure_end = tl.minimum(sure_end, end)
+
+    row = first_row + tl.arange(0, BLOCK_M)
+    position = context + row // RATIO
+    live = (row < rows * RATIO) & (begin < end)
+    head = (sequence.to(tl.int64) * rows + row // RATIO) * (kv_heads * RATIO) + kv_head * RATIO + row % RATIO
+    query = _rotated_queries(
+        q, q_norm, cos, sin, head * HEAD_DIM, position, live & (position < positions), EPS, HAS_NORM, HEAD_DIM, WIDTH
+    )
+    scale = 1.4426950408889634 / tl.sqrt(HEAD_DIM * 1.0)  # scores are powers of two
+    if SCALED:
+        scale *= tl.load(k_scale)
+
+    column = tl.arange(0, WIDTH)
+    cached = (tl.load(slots + sequence).to(tl.int64) * kv_heads + kv_head) * positions * HEAD_DIM
+    maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    sums = tl.zeros([BLOCK_M, WIDTH], tl.float32)
+    for start in range(begin, end, BLOCK_N):
+        key = start + tl.arange(0, BLOCK_N)
+        offset = key[:, None] * HEAD_DIM + column[None, :]
+        # What lies past the end was never written, and zero times NaN is NaN.
+        mask = (key < end)[:, None] & (column < HEAD_DIM)[None, :]
+        keys = _decoded(tl.load(k_cache + cached + offset, mask=mask, other=0.0), query.dtype)
+        scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
+        if (start < sure_begin) | (start + BLOCK_N > sure_end):
+            visible = (key < end)[None, :]
+            if CAUSAL:
+                visible &= key[None, :] <= position[:, None]
+            if WINDOW > 0:
+                visible &= tl.abs(position[:, None] - key[None, :]) < WINDOW
+            scores = tl.where(visible, scores, float("-inf"))
+        higher = tl.maximum(maximum, tl.max(scores, axis=1))
+        finite = tl.where(higher == float("-inf"), 0.0, higher)
+        weights = tl.exp2(scores - finite[:, None])
+        kept = tl.exp2(maximum - finite)
+        total = total * kept + tl.sum(weights, axis=1)
+        values = _decoded(tl.load(v_cache + cached + offset, mask=mask, other=0.0), query.dtype)
+        sums = tl.dot(weights.to(query.dtype), values, sums * kept[:, None], input_precision="ieee")
+        maximum = higher
+
+    divisor = tl.where(total > 0, total, 1.0)
+    sums = sums / divisor[:, None]
+    if SCALED:
+        sums *= tl.load(v_scale)
+    logarithm = tl.where(total > 0, (maximum + tl.log2(divisor)) * 0.6931471805599453, float("-inf"))
+    target = split.to(tl.int64) * batch * rows * (kv_heads * RATIO) + head
+    tl.store(lse + target, logarithm, mask=row < rows * RATIO)
+    written = live[:, None] & (column < HEAD_DIM)[None, :]
+    tl.store(partial + target[:, None] * HEAD_DIM + column[None, :], sums, mask=written)
+
+
+@triton.jit
+def _combine(
+    partial,
+    lse,
+    sinks,
+    q,
+    batch,
+    rows,
+    heads,
+    splits,
+    out,
+    HAS_SINKS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One head of one row a program. `q` is not read: TensorRT passes it, whose shape and type the output has."""
+    head = tl.program_id(0).to(tl.int64)
+    count = tl.num_programs(0).to(tl.int64)
+    column = tl.arange(0, WIDTH)
+    maximum = float("-inf")
+    total = 0.0
+    if HAS_SINKS:
+        maximum = tl.load(sinks + head % heads)
+        total = 1.0
+    sums = tl.zeros([WIDTH], tl.float32)
+    for start in range(0, splits, BLOCK):
+        split = start + tl.arange(0, BLOCK)
+        place = split * count + head
+        weight = tl.load(lse + place, mask=split < splits, other=float("-inf"))
+        saw = weight > float("-inf")
+        higher = tl.maximum(maximum, tl.max(weight, axis=0))
+        finite = tl.where(higher == float("-inf"), 0.0, higher)
+        weight = tl.exp(weight - finite)
+        kept = tl.exp(maximum - finite)
+        mask = saw[:, None] & (column < HEAD_DIM)[None, :]
+        share = tl.load(partial + place[:, None] * HEAD_DIM + column[None, :], mask=mask, other=0.0)
+        sums = sums * kept + tl.sum(share * weight[:, None], axis=0)
+        total = total * kept + tl.sum(weight, axis=0)
+        maximum = higher
+    result = sums / tl.where(total > 0, total, 1.0)
+    tl.store(out + head * HEAD_DIM + column, result.to(out.dtype.element_ty), mask=column < HEAD_DIM)

@@ -1,0 +1,194 @@
+"""Both engines of a pair as recorded networks, all ranks of them, run by the interpreter over an executor's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tensorrt_rtx as trt
+import torch
+from torch import Tensor
+
+from dflash_trt.checkpoint.open_checkpoint import DrafterCheckpoint, TargetCheckpoint, open_drafter, open_target
+from dflash_trt.engine.bindings import Bindings, Model, shared_weights
+from dflash_trt.engine.build import build_engine
+from dflash_trt.engine.config import BuildConfig, EngineConfig
+from dflash_trt.engine.directory import Engine
+from dflash_trt.engine.network import record_drafter, record_target
+from dflash_trt.engine.weights import open_weights
+from dflash_trt.models.pair import Caches, Pair, load_pair
+from dflash_trt.ops.base import LayerCache
+from dflash_trt.ops.tensorrt_ops import UPDATED, TensorRTOps
+from dflash_trt.ops.tensorrt_plugin_ops import PluginOps
+from dflash_trt.ops.torch_ops import TorchOps
+from dflash_trt.runtime.engine_io import CacheStorage, EngineIO
+from tests.engine.recorded_plugins import RecordedPlugins
+from tests.models.eager import span
+from tests.network_interpreter import Input, NetworkInterpreter
+
+CPU = torch.device("cpu")
+
+
+def rank_pairs(target: Path, drafter: Path, directory: Path, **options: Any) -> tuple[EngineConfig, list[Pair]]:
+    """What each rank of an engine holds, as a network build has it."""
+    config = BuildConfig(
+        **{"dtype": "float32", "max_batch_size": 3, "max_seq_len": 60, "max_num_tokens": 16, **options}
+    )
+    engine = build_engine(open_target(target), open_drafter(drafter), config, directory)
+    return engine.config, [_pair(engine, rank) for rank in range(config.tp_size)]
+
+
+def _pair(engine: Engine, rank: int) -> Pair:
+    config = engine.config
+    target, drafter = open_weights(engine, rank)
+    return load_pair(
+        TargetCheckpoint(engine.path, config.pretrained_config, target),
+        DrafterCheckpoint(engine.path, config.speculative_config, drafter),
+        positions=config.build_config.max_seq_len + config.speculative_config.block_size,
+        dtype=getattr(torch, config.build_config.dtype),
+        device=CPU,
+        ranks=config.build_config.tp_size,
+    )
+
+
+class TorchPasses:
+    """The passes of the torch executor, of one rank that holds everything."""
+
+    def __init__(self, pair: Pair, config: EngineConfig) -> None:
+        self.pair = pair
+        build = config.build_config
+        quantization = pair.target.quantization
+        self.ops = TorchOps(quantizes_activations=quantization is not None and quantization.quantizes_activations)
+        self.caches = Caches(
+            *(
+                [
+                    LayerCache(*self._zeros(model, layer, build), layer.k_scale, layer.v_scale)
+                    for layer in weights.layers
+                ]
+                for model, weights in ((pair.target, pair.target_weights), (pair.drafter, pair.drafter_weights))
+            )
+        )
+
+    def _zeros(self, model: Any, layer: Any, build: BuildConfig) -> tuple[Tensor, Tensor]:
+        shape = (build.max_batch_size, model.num_key_value_heads, build.max_seq_len + self.pair.drafter.block_size)
+        dtype = getattr(torch, build.dtype) if layer.k_scale is None else torch.float8_e4m3fn
+        return tuple(torch.zeros((*shape, model.head_dim), dtype=dtype) for _ in range(2))  # type: ignore[return-value]
+
+    def target(self, tokens: Tensor, logit_rows: Tensor, kv_len: list[int], q_len: list[int], slot: int) -> Tensor:
+        """Logits [B, R, V] of rows in slots `slot`.."""
+        where = span(kv_len, tokens.shape[1], list(range(slot, slot + len(kv_len))))
+        return self.pair.target_pass(self.ops, tokens, logit_rows, self.caches, where)
+
+    def draft(self, anchors: Tensor, kv_len: list[int]) -> Tensor:
+        """Logits [B, b - 1, V]."""
+        size = self.pair.drafter.block_size
+        block = torch.full((len(anchors), size), self.pair.drafter.mask_token_id)
+        block[:, 0] = anchors
+        return self.pair.drafter_pass(self.ops, block, size - 1, self.caches, span(kv_len, size))
+
+
+class Recorded:
+    """One engine of a rank as a network; called, an `EnginePass` of a rank that is alone."""
+
+    def __init__(
+        self, record: Any, config: EngineConfig, pairs: Sequence[Pair], rank: int = 0, *, plugins: bool = False
+    ) -> None:
+        self._builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
+        self.network = self._builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+        self.computed: Mapping[str, Input] = {}
+        if plugins:
+            recorder = RecordedPlugins(self.network)
+            self.computed = recorder.computed
+            self._ops: TensorRTOps = PluginOps(trt, self.network, recorder, rank=rank, ranks=len(pairs))
+        else:
+            self._ops = TensorRTOps(trt, self.network, rank=rank, ranks=len(pairs))  # which holds the constants
+        self.bindings: Bindings = record(self._ops, pairs[rank], config)
+        names = {each.name for each in self.bindings.inputs}
+        self.shared = {name: tensor for name, tensor in shared_of(config, pairs[rank]).items() if name in names}
+
+    def __call__(self, profile: str, tensors: Mapping[str, Tensor]) -> None:
+        interpret([self], [tensors])
+
+
+def shared_of(config: EngineConfig, pair: Pair) -> dict[str, Tensor]:
+    """The weights that both engines of a rank take as inputs."""
+    held = {"embedding": pair.target_weights.embedding, "head": pair.target_weights.head.weight}
+    return {each.name: held[each.name] for each in shared_weights(config, head=True)}
+
+
+def interpret(recorded: Sequence[Recorded], bound: Sequence[Mapping[str, Tensor]]) -> None:
+    """A pass of all ranks, whose outputs go to where they are bound."""
+    inputs = [
+        {**one.computed, **{each.name: tensors[each.name] for each in one.bindings.inputs}}
+        for one, tensors in zip(recorded, bound, strict=True)
+    ]
+    outputs = NetworkInterpreter([one.network for one in recorded]).run(inputs)
+    for one, tensors, computed in zip(recorded, bound, outputs, strict=True):
+        assert computed.keys() == {each.name for each in one.bindings.outputs}
+        for name, value in computed.items():
+            assert (value.dtype, value.shape) == (tensors[name].dtype, tensors[name].shape)
+            if name.endswith(UPDATED):
+                assert tensors[name].data_ptr() == tensors[name.removesuffix(UPDATED)].data_ptr()
+            tensors[name].copy_(value)
+
+
+class NetworkPasses:
+    """The same passes by recorded networks, all ranks together."""
+
+    def __init__(self, config: EngineConfig, pairs: Sequence[Pair], *, plugins: bool = False) -> None:
+        self.config, self.pairs = config, pairs
+        self.caches: list[dict[Model, CacheStorage]] = [
+            {
+                "target": CacheStorage.allocate("target", config, CPU),
+                "drafter": CacheStorage.allocate("drafter", config, CPU),
+            }
+            for _ in pairs
+        ]
+        self._target = [Recorded(record_target, config, pairs, rank, plugins=plugins) for rank in range(len(pairs))]
+        self._drafter = [Recorded(record_drafter, config, pairs, rank, plugins=plugins) for rank in range(len(pairs))]
+
+    def target(self, tokens: Tensor, logit_rows: Tensor, kv_len: list[int], q_len: list[int], slot: int) -> Tensor:
+        """See `TorchPasses.target`."""
+        sizes = {"batch": tokens.shape[0], "rows": tokens.shape[1], "choices": logit_rows.shape[1]}
+        slots = list(range(slot, slot + len(kv_len)))
+        values = {"tokens": tokens, "kv_len": kv_len, "q_len": q_len, "logit_rows": logit_rows, "slots": slots}
+        return self._logits(self._run(self._target, sizes, slot, values))
+
+    def draft(self, anchors: Tensor, kv_len: list[int]) -> Tensor:
+        """See `TorchPasses.draft`."""
+        outputs = self._run(
+            self._drafter,
+            {"batch": len(anchors)},
+            0,
+            {"anchors": anchors, "kv_len": kv_len, "slots": list(range(len(anchors)))},
+        )
+        if self.config.speculative_config.has_reduced_vocabulary:
+            assert all(torch.equal(each["logits"], outputs[0]["logits"]) for each in outputs)
+            return outputs[0]["logits"]
+        return self._logits(outputs)
+
+    def cache(self, model: Model) -> CacheStorage:
+        """All heads, of every rank once."""
+        of = self.config.pretrained_config if model == "target" else self.config.speculative_config
+        repeats = max(1, len(self.pairs) // of.num_key_value_heads)
+        parts = [caches[model] for caches in self.caches[::repeats]]
+        return CacheStorage(*(torch.cat([getattr(part, kind) for part in parts], 2) for kind in ("keys", "values")))
+
+    def _run(
+        self, recorded: Sequence[Recorded], sizes: Any, slot: int, values: Mapping[str, Any]
+    ) -> list[dict[str, Tensor]]:
+        bound = [
+            EngineIO(each.bindings, caches, each.shared, CPU).bind(sizes, slot)
+            for each, caches in zip(recorded, self.caches, strict=True)
+        ]
+        for tensors in bound:
+            for name, value in values.items():
+                if name in tensors:
+                    tensors[name].copy_(torch.as_tensor(value))
+        interpret(recorded, bound)
+        return bound
+
+    def _logits(self, outputs: Sequence[Mapping[str, Tensor]]) -> Tensor:
+        joined = torch.cat([each["logits"] for each in outputs], -1)
+        return joined[..., : self.config.pretrained_config.vocab_size]

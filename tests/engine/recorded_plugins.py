@@ -1,0 +1,108 @@
+"""The plugin's operations in networks that cannot hold them: placeholders, computed by the plugin's torch references.
+
+An operation's outputs become inputs of the network, whose values the interpreter asks for when it needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorrt_rtx as trt
+import torch
+from torch import Tensor
+
+from dflash_trt.plugins.block_attention import block_attention_reference
+from dflash_trt.plugins.kv_write import kv_write_reference
+from dflash_trt.plugins.verify import reference_combine, reference_partial
+from tests.network_interpreter import Evaluate, Input
+
+CHUNK = 32
+"""Tokens of which one stays in a partial choice; small, so that vocabularies of tests have several."""
+Shape = tuple[int, ...]
+Outputs = list[tuple[Any, Shape]]
+
+
+class RecordedPlugins:
+    """An `AddPlugin` of one network; `computed` says what its placeholders hold."""
+
+    def __init__(self, network: trt.INetworkDefinition) -> None:
+        self.computed: dict[str, Input] = {}
+        self._network = network
+
+    def __call__(self, name: str, inputs: Sequence[trt.ITensor], **attributes: Any) -> list[trt.ITensor]:
+        outputs, compute = OPERATIONS[name]
+        declared = outputs(inputs)
+        added = [self._placeholder(name, *output) for output in declared]
+        for index, tensor in enumerate(added):
+            self.computed[tensor.name] = _deferred(compute, inputs, attributes, index)
+        return added
+
+    def _placeholder(self, name: str, dtype: Any, shape: Shape) -> trt.ITensor:
+        return self._network.add_input(f"{name} {len(self.computed)} {self._network.num_inputs}", dtype, shape)
+
+
+def _deferred(
+    compute: Callable[..., Sequence[Tensor]], inputs: Sequence[trt.ITensor], attributes: dict[str, Any], index: int
+) -> Input:
+    def evaluated(evaluate: Evaluate) -> Tensor:
+        return compute(*(evaluate(tensor) for tensor in inputs), **attributes)[index]
+
+    return evaluated
+
+
+def _kv_write(*inputs: Tensor, eps: float, has_norm: bool) -> Sequence[Tensor]:
+    keys, values, k_norm, cos, sin, kv_len, q_len, slots, k_scale, v_scale, k_cache, v_cache = inputs
+    caches = k_cache.clone(), v_cache.clone()
+    scales = (k_scale, v_scale) if k_cache.dtype == torch.float8_e4m3fn else (None, None)
+    norm = k_norm if has_norm else None
+    kv_write_reference(keys, values, norm, cos, sin, kv_len, q_len, slots, *scales, *caches, eps)
+    return caches
+
+
+def _attention(*inputs: Tensor, eps: float, has_norm: bool, causal: bool, window: int) -> Sequence[Tensor]:
+    """One part, which is the whole."""
+    q, q_norm, cos, sin, kv_len, q_len, slots, k_scale, v_scale, k_cache, v_cache = inputs
+    scales = (k_scale, v_scale) if k_cache.dtype == torch.float8_e4m3fn else (None, None)
+    norm = q_norm if has_norm else None
+    whole = block_attention_reference(
+        *(q, norm, cos, sin, kv_len, q_len, slots, *scales, k_cache[0], v_cache[0], None),
+        causal=causal,
+        window=window,
+        eps=eps,
+    )
+    return whole.float()[None], torch.zeros(1, *whole.shape[:3])
+
+
+def _attention_combine(
+    partial: Tensor, lse: Tensor, sinks: Tensor, like: Tensor, *, has_sinks: bool
+) -> Sequence[Tensor]:
+    assert not has_sinks and not sinks.any()
+    return [(partial * lse.softmax(0)[..., None]).sum(0).to(like.dtype)]
+
+
+def _verify_partial(*inputs: Tensor) -> Sequence[Tensor]:
+    return reference_partial(*inputs, chunk=CHUNK)
+
+
+def _parts(logits: trt.ITensor) -> Outputs:
+    shape = (*logits.shape[:2], -(-logits.shape[2] // CHUNK))
+    return [(trt.float32, shape), (trt.int32, shape)]
+
+
+OPERATIONS: dict[str, tuple[Callable[[Sequence[trt.ITensor]], Outputs], Callable[..., Sequence[Tensor]]]] = {
+    "kv_write": (lambda given: [(each.dtype, tuple(each.shape)) for each in given[10:]], _kv_write),
+    "block_attention_partial": (
+        lambda given: [(trt.float32, (-1, *given[0].shape)), (trt.float32, (-1, *given[0].shape[:3]))],
+        _attention,
+    ),
+    "block_attention_combine": (lambda given: [(given[3].dtype, tuple(given[3].shape))], _attention_combine),
+    "verify_partial": (lambda given: _parts(given[0]), _verify_partial),
+    "verify_combine": (
+        lambda given: [
+            (trt.int32, tuple(given[2].shape)),
+            *[(trt.int32, tuple(given[3].shape))] * 2,
+        ],
+        reference_combine,
+    ),
+}
