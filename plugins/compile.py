@@ -1,0 +1,145 @@
+"""`python -m dflash_trt.plugins.compile`: every kernel compiled for a GPU, and what it takes there.
+
+It needs no GPU. Kernels are compiled as models make them: BF16 and FP8 caches, heads of 64 and 128, with and without
+what some models have. Greedy and sampled decoding are one kernel.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+
+import click
+import torch
+
+from dflash_trt.errors import UserError
+from dflash_trt.plugins import verify
+from dflash_trt.plugins.attention_kernels import BlockAttention, combine_kernel, partial_kernel
+from dflash_trt.plugins.kernel import SHARED_MEMORY, Kernel
+from dflash_trt.plugins.kv_write import kv_write_kernel
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kernel in one configuration, compiled."""
+
+    kernel: str
+    configuration: str
+    registers: int
+    """Of a thread."""
+    spills: int
+    """Bytes of a thread."""
+    shared: int
+    """Bytes of a block."""
+    threads: int
+    """Of a block."""
+    parameters: list[tuple[str, str]]
+    """Name, and type in PTX, in order."""
+
+
+def configurations(compute_capability: int) -> dict[str, Kernel]:
+    """Kernels in configurations that stand for those of real models, by what is particular to them."""
+    kernels = {}
+    for cache, dtype in {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}.items():
+        for size in (64, 128):
+            heads, has_norm = f"{cache} cache, d {size}", size == 128
+            written = kv_write_kernel(torch.bfloat16, dtype, size, has_norm=has_norm, eps=1e-6)
+            kernels[f"kv_write, {heads}{', norm' * has_norm}"] = written
+            for kind, causal, window in (("causal", True, 0), ("block, window", False, 4096)):
+                attention = BlockAttention(
+                    dtype=torch.bfloat16,
+                    cache_dtype=dtype,
+                    head_dim=size,
+                    ratio=4,
+                    causal=causal,
+                    window=window,
+                    has_norm=has_norm,
+                    has_sinks=size == 64,
+                    eps=1e-6,
+                    most_rows=16,
+                    compute_capability=compute_capability,
+                )
+                kernels[f"attention, {heads}, {kind}"] = partial_kernel(attention)
+            kernels[f"combine, {heads}"] = combine_kernel(attention)
+    for kind, dtype, tokens in (("bf16", torch.bfloat16, 151936), ("fp16", torch.float16, 32003)):
+        kernels[f"verify, {kind}, {tokens} tokens"] = verify.partial(dtype, tokens)
+    return {**kernels, "verify, combined": verify.combine()}
+
+
+def rows(compute_capability: int) -> list[Row]:
+    """Every configuration compiled for `compute_capability`.
+
+    Raises:
+        UserError: there are no kernels for it.
+    """
+    made = []
+    for configuration, kernel in configurations(compute_capability).items():
+        compiled = kernel.compile(compute_capability)
+        parameters = list(zip(kernel.parameters, compiled.parameters, strict=True))
+        numbers = compiled.registers, compiled.spills, compiled.shared, compiled.threads
+        made.append(Row(compiled.name, configuration, *numbers, parameters))
+    return made
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--compute_capability", required=True, metavar="smXX", help="Of the GPU, sm103 for example.")
+@click.option(
+    "--format",
+    "output_format",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
+    help="What to print on stdout.",
+)
+def main(compute_capability: str, output_format: str) -> None:
+    """Compile every kernel of the plugin and print registers, spills, shared memory, threads and PTX parameters."""
+    try:
+        number = parse(compute_capability)
+        compiled = rows(number)
+    except UserError as error:
+        click.echo(f"dflash_trt.plugins.compile: {error}", err=True)
+        sys.exit(2)
+    if output_format == "json":
+        click.echo(json.dumps({"compute_capability": compute_capability, "kernels": [asdict(row) for row in compiled]}))
+        return
+    _print(compiled, number)
+
+
+def parse(compute_capability: str) -> int:
+    """103 of "sm103".
+
+    Raises:
+        UserError: it is not one that kernels are compiled for.
+    """
+    known: dict[str, int] = {f"sm{number}": number for number in SHARED_MEMORY}
+    if compute_capability not in known:
+        raise UserError(f"--compute_capability is {compute_capability!r}, it must be one of {', '.join(known)}")
+    return known[compute_capability]
+
+
+def _print(compiled: list[Row], compute_capability: int) -> None:
+    from rich.console import Console
+    from rich.table import Column, Table
+
+    right = {"justify": "right", "no_wrap": True}
+    table = Table(
+        Column("kernel", overflow="fold"),
+        Column("configuration", overflow="fold"),
+        Column("registers", **right),  # type: ignore[arg-type]
+        Column("spills", **right),  # type: ignore[arg-type]
+        Column("shared", **right),  # type: ignore[arg-type]
+        Column("threads", **right),  # type: ignore[arg-type]
+        Column("PTX parameters", overflow="fold"),
+        title=f"sm{compute_capability}, {SHARED_MEMORY[compute_capability]} KiB of shared memory a block",
+        title_justify="left",
+    )
+    for row in compiled:
+        numbers = (str(number) for number in (row.registers, row.spills, row.shared, row.threads))
+        parameters = ", ".join(f"{name} {kind}" for name, kind in row.parameters)
+        table.add_row(row.kernel, row.configuration, *numbers, parameters)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""The operations as TensorRT knows them: `dflash::verify_partial` and the others, compiled ahead of time.
+
+TensorRT keeps the PTX in the engine, so that running one needs neither this package nor Triton.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dflash_trt.plugins.operation import Alias, Attributes, Operation, Shapes, Types
+from dflash_trt.plugins.operations import OPERATIONS
+
+NAMESPACE = "dflash"
+
+_DATA_TYPES = {
+    torch.float32: "FLOAT",
+    torch.float16: "HALF",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "FP8",
+    torch.int32: "INT32",
+    torch.int64: "INT64",
+}
+_AUTOTUNE_NAMES = {"FLOAT": "FP32", "HALF": "FP16"}
+_TORCH_TYPES = {name: dtype for dtype, name in _DATA_TYPES.items()}
+
+
+def registered() -> Any:
+    """TensorRT's namespace of the operations, `tensorrt.plugin.op.dflash`; the first call registers them.
+
+    Each takes its input tensors in order, then all of its attributes by name, and gives what `network.add_plugin`
+    takes.
+    """
+    import tensorrt.plugin as trtp
+
+    for operation in OPERATIONS:
+        if not hasattr(getattr(trtp.op, NAMESPACE, None), operation.name):
+            register(trtp, operation)
+    return getattr(trtp.op, NAMESPACE)
+
+
+def adder(network: Any, *, compute_capability: int, most_rows: int) -> Callable[..., list[Any]]:
+    """`add(name, inputs, **attributes)`, which adds an operation to a TensorRT network and gives its outputs.
+
+    The builder needs `PreviewFeature.ALIASED_PLUGIN_IO_10_03`, since caches are written in place.
+
+    Args:
+        network: a `tensorrt.INetworkDefinition`.
+        compute_capability: of the GPU that the engine is for.
+        most_rows: tokens a sequence that attention is made for, as `BlockAttention` has it; more go in parts.
+    """
+
+    def add(name: str, inputs: Sequence[Any], **attributes: Any) -> list[Any]:
+        made = instance(name, inputs, compute_capability=compute_capability, most_rows=most_rows, **attributes)
+        layer = network.add_plugin(made, aot=True)
+        return [layer.get_output(index) for index in range(layer.num_outputs)]
+
+    return add
+
+
+def instance(name: str, inputs: Sequence[Any], **attributes: Any) -> Any:
+    """What `network.add_plugin` takes: an operation of these tensors, with those of `attributes` that it has."""
+    operation = next(each for each in OPERATIONS if each.name == name)
+    if name == "block_attention_partial":
+        q, k_cache = inputs[0], inputs[operation.inputs.index("k_cache")]
+        attributes["ratio"] = q.shape[2] // k_cache.shape[len(k_cache.shape) - 3]
+    kinds = {**operation.attributes, "compute_capability": int}
+    return getattr(registered(), name)(*inputs, **{key: kind(attributes[key]) for key, kind in kinds.items()})
+
+
+def register(trtp: Any, operation: Operation) -> None:
+    """Register one operation with `tensorrt.plugin`, which looks at signatures: they are made from the declaration."""
+    plugin_id = f"{NAMESPACE}::{operation.name}"
+    attributes = {**operation.attributes, "compute_capability": int}
+    taken = {**dict.fromkeys(operation.inputs, trtp.TensorDesc), **attributes}
+    descriptors = tuple.__class_getitem__((trtp.TensorDesc,) * len(operation.outputs))
+    implementation = tuple[str, str, trtp.KernelLaunchParams, trtp.SymIntExprs]
+    count = len(operation.inputs)
+
+    def describe(*values: Any, **named: Any) -> Any:
+        inputs = dict(zip(taken, values, strict=False))
+        return _describe(trtp, operation, inputs, named)
+
+    def autotune(*values: Any) -> Any:
+        descs = [*values[:count], *values[-1]]
+        types = (_AUTOTUNE_NAMES.get(desc.dtype.name, desc.dtype.name) for desc in descs)
+        return [trtp.AutoTuneCombination(", ".join(types), "LINEAR")]
+
+    def implement(*values: Any) -> Any:
+        named = dict(zip(taken, values, strict=False))
+        return _implement(trtp, operation, {name: named.pop(name) for name in operation.inputs}, named)
+
+    trtp.register(plugin_id)(_signed(describe, taken, descriptors))
+    trtp.autotune(plugin_id)(_signed(autotune, {**taken, "outputs": descriptors}, list[trtp.AutoTuneCombination]))
+    trtp.aot_impl(plugin_id)(_signed(implement, {**taken, "outputs": descriptors, "tactic": int}, implementation))
+
+
+def _signed(function: Callable[..., Any], parameters: dict[str, Any], returns: Any) -> Callable[..., Any]:
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    signature = [inspect.Parameter(name, kind, annotation=annotation) for name, annotation in parameters.items()]
+    function.__signature__ = inspect.Signature(signature, return_annotation=returns)  # type: ignore[attr-defined]
+    return function
+
+
+def _describe(trtp: Any, operation: Operation, inputs: dict[str, Any], attributes: Attributes) -> tuple[Any, ...]:
+    outputs = operation.describe(_expressions(inputs), _types(inputs), attributes)
+    return tuple(
+        inputs[output.input].aliased()
+        if isinstance(output, Alias)
+        else trtp.from_shape_expr(output.shape, _data_type(output.dtype))
+        for output in (outputs[name] for name in operation.outputs)
+    )
+
+
+def _implement(
+    trtp: Any, operation: Operation, inputs: dict[str, Any], attributes: Attributes
+) -> tuple[str, str, Any, Any]:
+    numbers = {name: tuple(desc.shape) for name, desc in inputs.items()}
+    kernel = operation.kernel(numbers, _types(inputs), attributes)
+    compiled = kernel.compile(attributes["compute_capability"])
+    sizes = operation.arguments(kernel, _expressions(inputs), _types(inputs), attributes)
+    params = trtp.KernelLaunchParams()
+    params.grid_x, params.grid_y, params.grid_z = kernel.grid(sizes)
+    params.block_x = compiled.threads
+    params.shared_mem = compiled.shared
+    arguments = trtp.SymIntExprs(len(sizes))
+    for index, size in enumerate(sizes.values()):
+        arguments[index] = trtp.SymInt32(size)
+    return compiled.name, compiled.ptx, params, arguments
+
+
+def _expressions(inputs: dict[str, Any]) -> Shapes:
+    return {name: tuple(desc.shape_expr) for name, desc in inputs.items()}
+
+
+def _types(inputs: dict[str, Any]) -> Types:
+    return {name: _TORCH_TYPES[desc.dtype.name] for name, desc in inputs.items()}
+
+
+def _data_type(dtype: torch.dtype) -> Any:
+    import tensorrt
+
+    return getattr(tensorrt.DataType, _DATA_TYPES[dtype])

@@ -1,0 +1,63 @@
+"""Every kernel compiles for every GPU that it may run on, within what that has."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from dflash_trt.errors import UserError
+from dflash_trt.plugins.compile import configurations, main, parse
+from dflash_trt.plugins.kernel import SHARED_MEMORY
+
+CONFIGURATIONS = tuple(configurations(103))
+
+
+@pytest.mark.parametrize("compute_capability", SHARED_MEMORY)
+@pytest.mark.parametrize("configuration", CONFIGURATIONS)
+def test_every_kernel_compiles_for_every_gpu(configuration: str, compute_capability: int) -> None:
+    kernel = configurations(compute_capability)[configuration]
+    compiled = kernel.compile(compute_capability)
+    declared = ["u64" if kind.startswith("*") else "u32" for kind in kernel.parameters.values()]
+    assert list(compiled.parameters) == declared
+    assert compiled.shared <= SHARED_MEMORY[compute_capability] * 1024
+    assert compiled.registers * compiled.threads <= 65536
+    assert compiled.spills <= 64, f"{compiled.spills} bytes a thread"
+
+
+def run(*arguments: str) -> str:
+    result = CliRunner().invoke(main, arguments)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_the_command_prints_every_kernel_as_json() -> None:
+    report = json.loads(run("--compute_capability", "sm103", "--format", "json"))
+    assert report["compute_capability"] == "sm103"
+    assert [kernel["configuration"] for kernel in report["kernels"]] == list(CONFIGURATIONS)
+    for found, kernel in zip(report["kernels"], configurations(103).values(), strict=True):
+        compiled = kernel.compile(103)
+        assert (found["registers"], found["shared"], found["threads"]) == (
+            compiled.registers,
+            compiled.shared,
+            compiled.threads,
+        )
+        assert [name for name, _ in found["parameters"]] == list(kernel.parameters)
+
+
+def test_the_command_prints_every_kernel_as_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    table = run("--compute_capability", "sm103")
+    assert "227 KiB" in table
+    for kernel in configurations(103).values():
+        assert kernel.name in table
+        assert str(kernel.compile(103).registers) in table
+
+
+@pytest.mark.parametrize("wrong", ["sm75", "103", "blackwell"])
+def test_a_gpu_without_kernels_is_refused_by_name(wrong: str) -> None:
+    with pytest.raises(UserError, match=rf"'{wrong}', it must be one of sm80, sm89, sm90, sm100, sm103, sm120"):
+        parse(wrong)
+    result = CliRunner().invoke(main, ["--compute_capability", wrong])
+    assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1
