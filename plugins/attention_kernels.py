@@ -15,7 +15,6 @@ import torch
 import triton
 import triton.language as tl
 
-from dflash_trt.plugins.e4m3 import e4m3_values
 from dflash_trt.plugins.kernel import SHARED_MEMORY, Kernel, cdiv, pointer
 
 MOST_ROWS = 128
@@ -75,7 +74,7 @@ def partial_kernel(attention: BlockAttention) -> Kernel:
     coded = attention.cache_dtype == torch.float8_e4m3fn and attention.compute_capability < 89
     held = "*u8" if coded else pointer(attention.cache_dtype)
     return Kernel(
-        function=dflash_block_attention_partial,
+        function=_partial,
         parameters={
             **dict.fromkeys(("q", "q_norm"), pointer(attention.dtype)),
             **dict.fromkeys(("cos", "sin"), "*fp32"),
@@ -107,9 +106,10 @@ def partial_kernel(attention: BlockAttention) -> Kernel:
 def combine_kernel(attention: BlockAttention) -> Kernel:
     """`block_attention_combine`: the shares of `partial_kernel`, and the sinks, to the output [B, T, H, d]."""
     return Kernel(
-        function=dflash_block_attention_combine,
+        function=_combine,
         parameters={
             **dict.fromkeys(("partial", "lse", "sinks"), "*fp32"),
+            "q": pointer(attention.dtype),
             **dict.fromkeys(("batch", "rows", "heads", "splits"), "i32"),
             "out": pointer(attention.dtype),
         },
@@ -124,8 +124,21 @@ def combine_kernel(attention: BlockAttention) -> Kernel:
     )
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _rotated_queries(  # type: ignore[no-untyped-def]
+@triton.jit
+def _decoded(codes, dtype: tl.constexpr):
+    """Keys or values as they are multiplied; codes of e4m3 without their scale, which is applied to sums."""
+    if codes.dtype == tl.uint8:
+        # In the fields of float32, e4m3 is 2^-120 times itself, subnormals included.
+        bits = codes.to(tl.int32)
+        wide = (((bits & 0x80) << 24) | ((bits & 0x7F) << 20)).to(tl.float32, bitcast=True) * 1.329227995784916e36
+        decoded = tl.where((bits & 0x7F) == 0x7F, float("nan"), wide).to(dtype)
+    else:
+        decoded = codes.to(dtype)
+    return decoded
+
+
+@triton.jit
+def _rotated_queries(
     q,
     q_norm,
     cos,
@@ -159,8 +172,8 @@ def _rotated_queries(  # type: ignore[no-untyped-def]
     return (x * cosine + y * tl.where(column < half, -sine, sine)).to(dtype)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def dflash_block_attention_partial(  # type: ignore[no-untyped-def]
+@triton.jit
+def _partial(
     q,
     q_norm,
     cos,
@@ -225,9 +238,10 @@ def dflash_block_attention_partial(  # type: ignore[no-untyped-def]
     position = context + row // RATIO
     live = (row < rows * RATIO) & (begin < end)
     head = (sequence.to(tl.int64) * rows + row // RATIO) * (kv_heads * RATIO) + kv_head * RATIO + row % RATIO
-    counts = live & (position < tl.minimum(context + count, positions))
-    query = _rotated_queries(q, q_norm, cos, sin, head * HEAD_DIM, position, counts, EPS, HAS_NORM, HEAD_DIM, WIDTH)
-    scale = 1.4426950408889634 * HEAD_DIM**-0.5  # for exp2
+    query = _rotated_queries(
+        q, q_norm, cos, sin, head * HEAD_DIM, position, live & (position < positions), EPS, HAS_NORM, HEAD_DIM, WIDTH
+    )
+    scale = 1.4426950408889634 / tl.sqrt(HEAD_DIM * 1.0)  # scores are powers of two
     if SCALED:
         scale *= tl.load(k_scale)
 
@@ -241,7 +255,7 @@ def dflash_block_attention_partial(  # type: ignore[no-untyped-def]
         offset = key[:, None] * HEAD_DIM + column[None, :]
         # What lies past the end was never written, and zero times NaN is NaN.
         mask = (key < end)[:, None] & (column < HEAD_DIM)[None, :]
-        keys = e4m3_values(tl.load(k_cache + cached + offset, mask=mask, other=0.0), query.dtype)
+        keys = _decoded(tl.load(k_cache + cached + offset, mask=mask, other=0.0), query.dtype)
         scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
         if (start < sure_begin) | (start + BLOCK_N > sure_end):
             visible = (key < end)[None, :]
@@ -255,7 +269,7 @@ def dflash_block_attention_partial(  # type: ignore[no-untyped-def]
         weights = tl.exp2(scores - finite[:, None])
         kept = tl.exp2(maximum - finite)
         total = total * kept + tl.sum(weights, axis=1)
-        values = e4m3_values(tl.load(v_cache + cached + offset, mask=mask, other=0.0), query.dtype)
+        values = _decoded(tl.load(v_cache + cached + offset, mask=mask, other=0.0), query.dtype)
         sums = tl.dot(weights.to(query.dtype), values, sums * kept[:, None], input_precision="ieee")
         maximum = higher
 
@@ -270,11 +284,12 @@ def dflash_block_attention_partial(  # type: ignore[no-untyped-def]
     tl.store(partial + target[:, None] * HEAD_DIM + column[None, :], sums, mask=written)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def dflash_block_attention_combine(  # type: ignore[no-untyped-def]
+@triton.jit
+def _combine(
     partial,
     lse,
     sinks,
+    q,
     batch,
     rows,
     heads,
@@ -285,7 +300,7 @@ def dflash_block_attention_combine(  # type: ignore[no-untyped-def]
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One head of one row a program."""
+    """One head of one row a program. `q` is not read: TensorRT passes it, whose shape and type the output has."""
     head = tl.program_id(0).to(tl.int64)
     count = tl.num_programs(0).to(tl.int64)
     column = tl.arange(0, WIDTH)

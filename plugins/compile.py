@@ -15,7 +15,9 @@ import torch
 
 from dflash_trt.errors import UserError
 from dflash_trt.plugins import verify
+from dflash_trt.plugins.attention_kernels import BlockAttention, combine_kernel, partial_kernel
 from dflash_trt.plugins.kernel import SHARED_MEMORY, Kernel
+from dflash_trt.plugins.kv_write import kv_write_kernel
 
 
 @dataclass(frozen=True)
@@ -36,15 +38,33 @@ class Row:
     """Name, and type in PTX, in order."""
 
 
-def configurations() -> dict[str, Kernel]:
+def configurations(compute_capability: int) -> dict[str, Kernel]:
     """Kernels in configurations that stand for those of real models, by what is particular to them."""
-    return {
-        "bf16, 151936 tokens": verify.partial(torch.bfloat16, 151936),
-        "bf16, 16032 tokens": verify.partial(torch.bfloat16, 16032),
-        "fp16, 32003 tokens": verify.partial(torch.float16, 32003),
-        "fp32, 18992 tokens": verify.partial(torch.float32, 18992),
-        "any": verify.combine(),
-    }
+    kernels = {}
+    for cache, dtype in {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}.items():
+        for size in (64, 128):
+            heads, has_norm = f"{cache} cache, d {size}", size == 128
+            written = kv_write_kernel(torch.bfloat16, dtype, size, has_norm=has_norm, eps=1e-6)
+            kernels[f"kv_write, {heads}{', norm' * has_norm}"] = written
+            for kind, causal, window in (("causal", True, 0), ("block, window", False, 4096)):
+                attention = BlockAttention(
+                    dtype=torch.bfloat16,
+                    cache_dtype=dtype,
+                    head_dim=size,
+                    ratio=4,
+                    causal=causal,
+                    window=window,
+                    has_norm=has_norm,
+                    has_sinks=size == 64,
+                    eps=1e-6,
+                    most_rows=16,
+                    compute_capability=compute_capability,
+                )
+                kernels[f"attention, {heads}, {kind}"] = partial_kernel(attention)
+            kernels[f"combine, {heads}"] = combine_kernel(attention)
+    for kind, dtype, tokens in (("bf16", torch.bfloat16, 151936), ("fp16", torch.float16, 32003)):
+        kernels[f"verify, {kind}, {tokens} tokens"] = verify.partial(dtype, tokens)
+    return {**kernels, "verify, combined": verify.combine()}
 
 
 def rows(compute_capability: int) -> list[Row]:
@@ -54,7 +74,7 @@ def rows(compute_capability: int) -> list[Row]:
         UserError: there are no kernels for it.
     """
     made = []
-    for configuration, kernel in configurations().items():
+    for configuration, kernel in configurations(compute_capability).items():
         compiled = kernel.compile(compute_capability)
         parameters = list(zip(kernel.parameters, compiled.parameters, strict=True))
         numbers = compiled.registers, compiled.spills, compiled.shared, compiled.threads

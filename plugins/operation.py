@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -42,23 +42,34 @@ class Operation:
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    sizes: Callable[[Shapes], Mapping[str, Any]]
+    sizes: Callable[[Shapes, Types, Attributes], Mapping[str, Any]]
     """The int32 arguments of the kernel, by name and in order."""
     describe: Callable[[Shapes, Types, Attributes], Mapping[str, Output | Alias]]
     """Every output."""
     configure: Callable[[Shapes, Types, Attributes], Kernel]
     """The kernel. Shapes are numbers here, -1 where they change between calls; what they do not, may be constants."""
-    attributes: Mapping[str, type] | None = None
-    """Types of what an operation is configured with."""
+    attributes: Mapping[str, type] = field(default_factory=dict)
+    """Types of what it is configured with, besides `compute_capability`, that of the GPU, which every operation has."""
 
     def kernel(self, shapes: Shapes, types: Types, attributes: Attributes) -> Kernel:
         """The kernel for inputs of these shapes, -1 where they change between calls, and types.
 
         Raises:
-            ValueError: it takes other arguments than TensorRT would pass.
+            ValueError: it takes its arguments in another order than TensorRT passes them.
         """
         kernel = self.configure(shapes, types, attributes)
-        passed = [*self.inputs, *self.sizes(shapes), *self.outputs]
+        passed = [*self.inputs, *kernel.sizes, *self.outputs]
         if list(kernel.parameters) != passed:
-            raise ValueError(f"{self.name} takes {list(kernel.parameters)}, TensorRT would pass {passed}")
+            raise ValueError(f"{self.name} takes {list(kernel.parameters)}, TensorRT passes {passed}")
         return kernel
+
+    def arguments(self, kernel: Kernel, shapes: Shapes, types: Types, attributes: Attributes) -> Mapping[str, Any]:
+        """The values of `kernel.sizes` for these shapes.
+
+        Raises:
+            ValueError: the declaration has others.
+        """
+        sizes = self.sizes(shapes, types, attributes)
+        if tuple(sizes) != kernel.sizes:
+            raise ValueError(f"{self.name} takes the sizes {kernel.sizes}, {tuple(sizes)} are declared")
+        return sizes

@@ -6,16 +6,15 @@ TensorRT keeps the PTX in the engine, so that running one needs neither this pac
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from dflash_trt.plugins import verify
 from dflash_trt.plugins.operation import Alias, Attributes, Operation, Shapes, Types
+from dflash_trt.plugins.operations import OPERATIONS
 
 NAMESPACE = "dflash"
-OPERATIONS: tuple[Operation, ...] = (verify.PARTIAL, verify.COMBINE)
 
 _DATA_TYPES = {
     torch.float32: "FLOAT",
@@ -32,9 +31,8 @@ _TORCH_TYPES = {name: dtype for dtype, name in _DATA_TYPES.items()}
 def registered() -> Any:
     """TensorRT's namespace of the operations, `tensorrt.plugin.op.dflash`; the first call registers them.
 
-    Each takes its input tensors in order, then its attributes by name, among them `compute_capability`, that of the GPU
-    which the engine is for: `network.add_plugin(registered().verify_combine(..., compute_capability=103), aot=True)`.
-    Aliased outputs need `PreviewFeature.ALIASED_PLUGIN_IO_10_03`.
+    Each takes its input tensors in order, then all of its attributes by name, and gives what `network.add_plugin`
+    takes.
     """
     import tensorrt.plugin as trtp
 
@@ -44,10 +42,39 @@ def registered() -> Any:
     return getattr(trtp.op, NAMESPACE)
 
 
+def adder(network: Any, *, compute_capability: int, most_rows: int) -> Callable[..., list[Any]]:
+    """`add(name, inputs, **attributes)`, which adds an operation to a TensorRT network and gives its outputs.
+
+    The builder needs `PreviewFeature.ALIASED_PLUGIN_IO_10_03`, since caches are written in place.
+
+    Args:
+        network: a `tensorrt.INetworkDefinition`.
+        compute_capability: of the GPU that the engine is for.
+        most_rows: tokens a sequence that attention is made for, as `BlockAttention` has it; more go in parts.
+    """
+
+    def add(name: str, inputs: Sequence[Any], **attributes: Any) -> list[Any]:
+        made = instance(name, inputs, compute_capability=compute_capability, most_rows=most_rows, **attributes)
+        layer = network.add_plugin(made, aot=True)
+        return [layer.get_output(index) for index in range(layer.num_outputs)]
+
+    return add
+
+
+def instance(name: str, inputs: Sequence[Any], **attributes: Any) -> Any:
+    """What `network.add_plugin` takes: an operation of these tensors, with those of `attributes` that it has."""
+    operation = next(each for each in OPERATIONS if each.name == name)
+    if name == "block_attention_partial":
+        q, k_cache = inputs[0], inputs[operation.inputs.index("k_cache")]
+        attributes["ratio"] = q.shape[2] // k_cache.shape[len(k_cache.shape) - 3]
+    kinds = {**operation.attributes, "compute_capability": int}
+    return getattr(registered(), name)(*inputs, **{key: kind(attributes[key]) for key, kind in kinds.items()})
+
+
 def register(trtp: Any, operation: Operation) -> None:
     """Register one operation with `tensorrt.plugin`, which looks at signatures: they are made from the declaration."""
     plugin_id = f"{NAMESPACE}::{operation.name}"
-    attributes = {**(operation.attributes or {}), "compute_capability": int}
+    attributes = {**operation.attributes, "compute_capability": int}
     taken = {**dict.fromkeys(operation.inputs, trtp.TensorDesc), **attributes}
     descriptors = tuple.__class_getitem__((trtp.TensorDesc,) * len(operation.outputs))
     implementation = tuple[str, str, trtp.KernelLaunchParams, trtp.SymIntExprs]
@@ -94,7 +121,7 @@ def _implement(
     numbers = {name: tuple(desc.shape) for name, desc in inputs.items()}
     kernel = operation.kernel(numbers, _types(inputs), attributes)
     compiled = kernel.compile(attributes["compute_capability"])
-    sizes = operation.sizes(_expressions(inputs))
+    sizes = operation.arguments(kernel, _expressions(inputs), _types(inputs), attributes)
     params = trtp.KernelLaunchParams()
     params.grid_x, params.grid_y, params.grid_z = kernel.grid(sizes)
     params.block_x = compiled.threads

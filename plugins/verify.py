@@ -14,7 +14,6 @@ from torch import Tensor
 
 from dflash_trt.plugins.kernel import Kernel, cdiv, pointer, require_shape
 from dflash_trt.plugins.noise import gumbel, reference_gumbel
-from dflash_trt.plugins.operation import Operation, Output
 
 CHUNK = 4096
 """Tokens of which `verify_partial` keeps one."""
@@ -259,29 +258,3 @@ def reference_combine(scores: Tensor, ids: Tensor, tokens: Tensor, draft_len: Te
     agrees = (tokens[:, 1:] == chosen[:, :-1]) & guesses
     accepted = agrees.long().cumprod(1).sum(1)
     return chosen, accepted.int(), chosen.gather(1, accepted[:, None])[:, 0]
-
-
-PARTIAL = Operation(
-    name="verify_partial",
-    inputs=("logits", "temperature", "seeds", "first", "valid", "offset"),
-    outputs=("scores", "ids"),
-    sizes=lambda shapes: {"batch": shapes["logits"][0], "rows": shapes["logits"][1]},
-    describe=lambda shapes, types, attributes: {
-        name: Output((*shapes["logits"][:2], cdiv(shapes["logits"][2], CHUNK)), dtype)
-        for name, dtype in {"scores": torch.float32, "ids": torch.int32}.items()
-    },
-    configure=lambda shapes, types, attributes: partial(types["logits"], shapes["logits"][2]),
-)
-
-COMBINE = Operation(
-    name="verify_combine",
-    inputs=("scores", "ids", "tokens", "draft_len"),
-    outputs=("chosen", "accepted", "next"),
-    sizes=lambda shapes: dict(zip(("batch", "rows", "chunks"), shapes["scores"], strict=True)),
-    describe=lambda shapes, types, attributes: {
-        "chosen": Output(shapes["tokens"], torch.int32),
-        "accepted": Output(shapes["draft_len"], torch.int32),
-        "next": Output(shapes["draft_len"], torch.int32),
-    },
-    configure=lambda shapes, types, attributes: combine(),
-)

@@ -13,13 +13,13 @@ TYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn]
 
 
 @triton.jit
-def _cast(x, y, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _cast(x, y, BLOCK: tl.constexpr):
     index = tl.arange(0, BLOCK)
     tl.store(y + index, tl.load(x + index).to(y.dtype.element_ty))
 
 
 @triton.jit
-def _product(a, b, c, SIZE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _product(a, b, c, SIZE: tl.constexpr):
     square = tl.arange(0, SIZE)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
     tl.store(c + square, tl.dot(tl.load(a + square), tl.load(b + square), tl.load(c + square)))
 

@@ -179,7 +179,7 @@ def test_rounding_of_bfloat16_is_that_of_torch() -> None:
 
 
 @triton.jit
-def _encode(x, codes, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _encode(x, codes, BLOCK: tl.constexpr):
     index = tl.arange(0, BLOCK)
     tl.store(codes + index, e4m3_codes(tl.load(x + index)))
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from dflash_trt.plugins import verify
+from dflash_trt.plugins import operations
 from dflash_trt.plugins.kernel import parameter_types
 from dflash_trt.plugins.operation import Operation
-from dflash_trt.plugins.registration import OPERATIONS, register, registered
+from dflash_trt.plugins.registration import instance, register, registered
 from tests.plugins.tensorrt_plugin import (
     Dimension,
     DimsExprs,
@@ -46,13 +46,70 @@ class Case:
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
 
-I32, I64, F32, BF16 = torch.int32, torch.int64, torch.float32, torch.bfloat16
-SIZES = {"B": 3, "v": 5, "chunks": 304}
+I32, I64, F32, BF16, FP8 = torch.int32, torch.int64, torch.float32, torch.bfloat16, torch.float8_e4m3fn
+SIZES = {"B": 3, "v": 5, "T": 16, "chunks": 304, "splits": 7}
 """One of the calls."""
 
+
+def _kv_write(cache: torch.dtype, has_norm: bool) -> Case:
+    return Case(
+        operations.KV_WRITE,
+        {
+            **dict.fromkeys(("keys", "values"), (BF16, ("B", "T", 6, 8, 128))),
+            "k_norm": (BF16, (6, 128)),
+            **dict.fromkeys(("cos", "sin"), (F32, (2064, 64))),
+            **dict.fromkeys(("kv_len", "q_len", "slots"), (I32, ("B",))),
+            **dict.fromkeys(("k_scale", "v_scale"), (F32, (6,))),
+            **dict.fromkeys(("k_cache_in", "v_cache_in"), (cache, (6, 4, 8, 2064, 128))),
+        },
+        outputs=((cache, (6, 4, 8, 2064, 128)),) * 2,
+        aliases=(10, 11),
+        attributes={"eps": 1e-6, "has_norm": has_norm},
+    )
+
+
+def _attention(cache: torch.dtype, most_rows: int, splits: int, **attributes: Any) -> Case:
+    return Case(
+        operations.BLOCK_ATTENTION_PARTIAL,
+        {
+            "q": (BF16, ("B", "T", 32, 128)),
+            "q_norm": (BF16, (1, 128)),
+            **dict.fromkeys(("cos", "sin"), (F32, (2064, 64))),
+            **dict.fromkeys(("kv_len", "q_len", "slots"), (I32, ("B",))),
+            **dict.fromkeys(("k_scale", "v_scale"), (F32, (1,))),
+            **dict.fromkeys(("k_cache", "v_cache"), (cache, (1, 4, 8, 2064, 128))),
+        },
+        outputs=((F32, (splits, 3, 16, 32, 128)), (F32, (splits, 3, 16, 32))),
+        aliases=(-1, -1),
+        attributes={"eps": 1e-6, **attributes, "ratio": 4, "most_rows": most_rows},
+    )
+
+
+def _combine(has_sinks: bool) -> Case:
+    return Case(
+        operations.BLOCK_ATTENTION_COMBINE,
+        {
+            "partial": (F32, ("splits", "B", "T", 32, 128)),
+            "lse": (F32, ("splits", "B", "T", 32)),
+            "sinks": (F32, (32,)),
+            "q": (BF16, ("B", "T", 32, 128)),
+        },
+        outputs=((BF16, (3, 16, 32, 128)),),
+        aliases=(-1,),
+        attributes={"has_sinks": has_sinks},
+    )
+
+
 CASES = {
+    # Of 264 thread blocks 3 sequences of 8 KV heads have 11 each; where 64 query rows take two, half as many.
+    "block_attention_partial, BF16": _attention(BF16, 16, 11, has_norm=True, causal=True, window=0),
+    "block_attention_partial, FP8": _attention(FP8, 8, 6, has_norm=False, causal=False, window=1024),
+    "block_attention_combine": _combine(False),
+    "block_attention_combine, sinks": _combine(True),
+    "kv_write, BF16": _kv_write(BF16, True),
+    "kv_write, FP8": _kv_write(FP8, False),
     "verify_partial": Case(
-        verify.PARTIAL,
+        operations.VERIFY_PARTIAL,
         {
             "logits": (BF16, ("B", "v", 18992)),
             "temperature": (F32, ("B",)),
@@ -65,7 +122,7 @@ CASES = {
         aliases=(-1, -1),
     ),
     "verify_combine": Case(
-        verify.COMBINE,
+        operations.VERIFY_COMBINE,
         {
             "scores": (F32, ("B", "v", "chunks")),
             "ids": (I32, ("B", "v", "chunks")),
@@ -110,10 +167,10 @@ def embed(case: Case, compute_capability: int = 103) -> Embedded:
     static = [tuple(-1 if isinstance(size, str) else size for size in dims) for _, dims in case.inputs.values()]
     types = [getattr(trt.DataType, TRT_TYPES[dtype]) for dtype, _ in case.inputs.values()]
     tensors = [network.add_input(*given) for given in zip(case.inputs, types, static, strict=True)]
-    operation = getattr(registered(), case.operation.name)
-    _, _, plugin = operation(*tensors, **case.attributes, compute_capability=compute_capability)(
-        QuickPluginCreationRequest.STRICT_AOT
-    )
+    given = {"most_rows": 0, **case.attributes, "ratio": 0}  # which follows from tensors
+    made = instance(case.operation.name, tensors, compute_capability=compute_capability, **given)
+    _, _, plugin = made(QuickPluginCreationRequest.STRICT_AOT)
+    assert plugin.attrs == {**case.attributes, "compute_capability": compute_capability}
     output_types = plugin.get_output_data_types(types, [len(dims) for dims in static])
     inputs = [dimensions(dims) for _, dims in case.inputs.values()]
     shapes = plugin.get_output_shapes(inputs, [], ExprBuilder())
@@ -166,7 +223,7 @@ def embedded(trtp: Any) -> dict[str, Embedded]:
 
 
 def test_every_operation_has_a_case() -> None:
-    assert {case.operation.name for case in CASES.values()} == {operation.name for operation in OPERATIONS}
+    assert {case.operation.name for case in CASES.values()} == {operation.name for operation in operations.OPERATIONS}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -199,8 +256,9 @@ def test_launch_is_the_kernel_s_own(name: str, embedded: dict[str, Embedded]) ->
     """Sizes, thread blocks and memory as a launch under torch has them."""
     case, result = CASES[name], embedded[name]
     types = {name: dtype for name, (dtype, _) in case.inputs.items()}
-    kernel = case.operation.kernel(numbers(case), types, case.attributes)
-    sizes = case.operation.sizes(numbers(case))
+    given = numbers(case), types, {**case.attributes, "compute_capability": 103}
+    kernel = case.operation.kernel(*given)
+    sizes = case.operation.arguments(kernel, *given)
     assert [argument.expr.value(SIZES) for argument in result.arguments] == list(sizes.values())
     launch = result.launch
     grid = [side.expr.value(SIZES) for side in (launch.grid_x, launch.grid_y, launch.grid_z)]
@@ -224,11 +282,11 @@ def test_registering_again_changes_nothing(trtp: Any) -> None:
 
 
 def test_the_validator_refuses_what_it_cannot_keep(trtp: Any) -> None:
-    wrong = replace(verify.COMBINE, name="wrong_attribute", attributes={"levels": list})
+    wrong = replace(operations.VERIFY_COMBINE, name="wrong_attribute", attributes={"levels": list})
     with pytest.raises(ValueError, match="'levels' of type <class 'list'> is not a supported serializable type"):
         register(trtp, wrong)
     with pytest.raises(ValueError, match=r"cannot have any '\.'"):
-        register(trtp, replace(verify.COMBINE, name="verify.combine"))
+        register(trtp, replace(operations.VERIFY_COMBINE, name="verify.combine"))
 
 
 def test_the_validator_refuses_an_implementation_with_other_inputs(trtp: Any) -> None:
@@ -251,10 +309,11 @@ def test_a_kernel_with_other_arguments_than_tensorrt_passes_is_refused(trtp: Any
     case = CASES["verify_combine"]
     swapped = replace(case.operation, inputs=("ids", "scores", "tokens", "draft_len"))
     types = {name: dtype for name, (dtype, _) in case.inputs.items()}
-    with pytest.raises(
-        ValueError, match=r"verify_combine takes \['scores', 'ids'.*TensorRT would pass \['ids', 'scores'"
-    ):
+    with pytest.raises(ValueError, match=r"verify_combine takes \['scores', 'ids'.*TensorRT passes \['ids', 'scores'"):
         swapped.kernel(numbers(case), types, {})
+    shuffled = replace(case.operation, sizes=lambda shapes, types, attributes: {"rows": 5, "batch": 3, "chunks": 304})
+    with pytest.raises(ValueError, match=r"verify_combine takes the sizes \('batch', 'rows', 'chunks'\), \('rows', "):
+        shuffled.arguments(shuffled.kernel(numbers(case), types, {}), numbers(case), types, {})
 
 
 def test_tensorrt_rtx_is_whole_afterwards() -> None:
