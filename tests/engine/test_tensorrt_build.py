@@ -17,8 +17,12 @@ import torch
 from safetensors.torch import load_file
 
 from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
-from dflash_trt.engine.build import build_engine
+from dflash_trt.conversion.convert import plan_conversion
+from dflash_trt.conversion.plan import Formats
+from dflash_trt.engine.build import build_engine, plan_build
+from dflash_trt.engine.config import BuildConfig
 from dflash_trt.engine.directory import Engine
+from dflash_trt.engine.memory import predict_memory
 from dflash_trt.engine.plans import open_plans
 from dflash_trt.engine.processes import environment_of_children
 from dflash_trt.engine.rank_build import build_rank
@@ -28,6 +32,10 @@ from dflash_trt.engine.tensorrt_build import TimingCache
 from dflash_trt.errors import UserError
 from tests.conftest import TINY
 from tests.tensorrt_engines import OPTIONS, TensorRTEngines
+from tests.tiny_models import random_drafter, random_target
+
+PLAN_OVERHEAD = 16_000_000
+"""Bytes of a plan that are no weights, at most; those of kernels."""
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -167,6 +175,37 @@ def test_timing_caches_are_refused_where_nothing_is_timed(tensorrt_engines: Tens
     for options in (BuilderOptions(timing_input=Path("x")), BuilderOptions(timing_output=Path("x"))):
         with pytest.raises(UserError, match=r"put_timing_cache is x, backend is tensorrt_rtx.*--backend tensorrt"):
             build.write(options=options)
+
+
+SIZES = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+}
+
+
+def test_packed_weights_stay_packed(tmp_path: Path) -> None:
+    """A plan takes little more than the weights that are in it, packed or not; the rest are kernels."""
+    target = random_target(tmp_path / "bf16/target", **SIZES)
+    random_drafter(tmp_path / "bf16/drafter", target, target_layer_ids=(0, 1))
+    convert(tmp_path / "bf16", tmp_path / "w4a16")
+    sizes = {}
+    for name in ("bf16", "w4a16"):
+        checkpoints = open_target(tmp_path / name / "target"), open_drafter(tmp_path / name / "drafter")
+        build = plan_build(*checkpoints, BuildConfig(**OPTIONS), tmp_path / "engine", "tensorrt_rtx", "sm120")
+        plans, memory = open_plans(build.write(), 0), predict_memory(build)
+        sizes[name] = plans.records["target"].size
+        assert memory.target_weights < sizes[name] < memory.target_weights + PLAN_OVERHEAD
+    assert sizes["w4a16"] < 0.5 * sizes["bf16"]
+
+
+def convert(source: Path, output: Path) -> None:
+    formats = Formats("w4a16_nvfp4")
+    target, drafter = open_target(source / "target"), open_drafter(source / "drafter")
+    plan_conversion(target, formats, drafter, formats, None, output).run()
 
 
 def builders(parent: subprocess.Popen[str] | None = None) -> list[psutil.Process]:
