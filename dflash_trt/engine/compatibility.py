@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError
+
 import torch
 
 from dflash_trt.engine.config import Backend, Builder
@@ -17,7 +19,7 @@ MISSING = "not installed"
 def builder_here(backend: Backend, compute_capability: str | None) -> Builder:
     """The builder of engines that this machine builds, or would if its TensorRT were installed."""
     version = torch.__version__ if backend == "torch" else installed_version(backend) or MISSING
-    return Builder(backend, version, compute_capability, plugin_hash() if backend == "tensorrt" else None)
+    return Builder(backend, version, compute_capability, _plugin_hash() if backend == "tensorrt" else None)
 
 
 def installed_version(name: TensorRTName) -> str | None:
@@ -59,7 +61,7 @@ def check_runs_here(engine: Engine) -> None:
     builder = engine.config.builder
     if builder.tensorrt is None:
         return
-    plugin = plugin_hash() if builder.uses_plugins else None
+    plugin = _plugin_hash() if builder.uses_plugins else None
     refusal = why_not(builder, installed_version(builder.tensorrt), gpu_here(), plugin)
     if refusal is not None:
         raise UserError(f"{engine.path}: {refusal}")
@@ -88,6 +90,15 @@ def why_not(builder: Builder, version: str | None, gpu: str | None, plugin: str 
     if plugin != builder.plugin_hash:
         return f"{built} with plugin {builder.plugin_hash}, the plugin here is {plugin}; build it again"
     return None
+
+
+def _plugin_hash() -> str:
+    try:
+        return plugin_hash()
+    except PackageNotFoundError as missing:
+        raise UserError(
+            f"{missing.name} is not installed, which the plugin needs; pip install dflash-trt[plugins]"
+        ) from None
 
 
 def _gpu(compute_capability: str | None) -> str:
