@@ -94,11 +94,11 @@ def why_not(builder: Builder, version: str | None, gpu: str | None, plugin: str 
 
 def _plugin_hash() -> str:
     try:
-        return plugin_hash()
+        found: str = plugin_hash()
     except PackageNotFoundError as missing:
-        raise UserError(
-            f"{missing.name} is not installed, which the plugin needs; pip install dflash-trt[plugins]"
-        ) from None
+        why = f"{missing.name} is not installed, which the plugin needs; pip install dflash-trt[plugins]"
+        raise UserError(why) from None
+    return found
 
 
 def _gpu(compute_capability: str | None) -> str:

@@ -94,7 +94,8 @@ def _ops(tensorrt: TensorRT, network: Any, config: EngineConfig, rank: int) -> T
     if not config.builder.uses_plugins:
         return TensorRTOps(tensorrt.trt, network, rank=rank, ranks=ranks)
     add_plugin = plugin_adder(network, int(str(config.builder.compute_capability).removeprefix("sm")))
-    return PluginOps(tensorrt.trt, network, add_plugin, rank=rank, ranks=ranks)
+    block_size = config.speculative_config.block_size
+    return PluginOps(tensorrt.trt, network, add_plugin, block_size, rank=rank, ranks=ranks)
 
 
 def plugin_adder(network: Any, compute_capability: int) -> AddPlugin:
