@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -247,6 +248,7 @@ def _without_scratch(ptx: str, count: int) -> str:
     return ptx.replace(header, f"{header[:start]}\n{kept}\n{header[end:]}")
 
 
+@cache
 def _assemble(ptx: str, compute_capability: int) -> tuple[int, int]:
     """Registers of a thread, and bytes that it spills, from the assembler that comes with Triton."""
     tools = triton.knobs.nvidia
