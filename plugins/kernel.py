@@ -52,6 +52,11 @@ def pointer(dtype: torch.dtype) -> str:
     return f"*{_TYPES[dtype]}"
 
 
+def takes(declared: str, dtype: torch.dtype) -> bool:
+    """Whether a parameter that is declared so takes tensors of `dtype`: bytes are taken for FP8, to be decoded."""
+    return declared == pointer(dtype) or (declared == "*u8" and dtype == torch.float8_e4m3fn)
+
+
 def cdiv(count: Any, size: int) -> Any:
     """Blocks of `size` that hold `count`, a number or one of TensorRT's symbolic expressions."""
     return (count + (size - 1)) // size
@@ -186,15 +191,13 @@ class Kernel:
         if isinstance(argument, int):
             return argument
         declared = self.parameters[name]
-        if declared == "*u8" and argument.dtype == torch.float8_e4m3fn:
-            argument = argument.view(torch.uint8)
-        if pointer(argument.dtype) != declared or not argument.is_contiguous():
+        if not takes(declared, argument.dtype) or not argument.is_contiguous():
             shape, strides = tuple(argument.shape), argument.stride()
             raise UserError(
                 f"{self.name}: {name} is {argument.dtype} of shape {shape} and strides {strides},"
                 f" it must be contiguous and {declared[1:]}"
             )
-        return argument
+        return argument.view(torch.uint8) if declared == "*u8" else argument
 
 
 @contextmanager
