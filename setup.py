@@ -34,12 +34,16 @@ setup(
     ],
     extras_require={
         "cpu": ["torch==2.13.0"],
+        "rtx": ["tensorrt-rtx-cu13==1.7.1.116"],
+        # Kernels of our plugin; torch for CUDA brings it, torch for CPUs does not.
+        "plugins": ["triton>=3.6"],
         # ModelOpt 0.47 imports requests without declaring it.
         "quantize": ["nvidia-modelopt==0.47.0", "requests"],
         "test": [
             "pytest>=8",
             "pytest-xdist>=3",
             "hypothesis>=6.100",
+            "ml_dtypes>=0.5",
             "scipy>=1.13",
             "psutil>=6",
             "ruff",

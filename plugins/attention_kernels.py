@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
+from dflash_trt.plugins.e4m3 import e4m3_values
 from dflash_trt.plugins.kernel import SHARED_MEMORY, Kernel, cdiv, pointer
 
 MOST_ROWS = 128
@@ -74,7 +75,7 @@ def partial_kernel(attention: BlockAttention) -> Kernel:
     coded = attention.cache_dtype == torch.float8_e4m3fn and attention.compute_capability < 89
     held = "*u8" if coded else pointer(attention.cache_dtype)
     return Kernel(
-        function=_partial,
+        function=dflash_block_attention_partial,
         parameters={
             **dict.fromkeys(("q", "q_norm"), pointer(attention.dtype)),
             **dict.fromkeys(("cos", "sin"), "*fp32"),
@@ -106,7 +107,7 @@ def partial_kernel(attention: BlockAttention) -> Kernel:
 def combine_kernel(attention: BlockAttention) -> Kernel:
     """`block_attention_combine`: the shares of `partial_kernel`, and the sinks, to the output [B, T, H, d]."""
     return Kernel(
-        function=_combine,
+        function=dflash_block_attention_combine,
         parameters={
             **dict.fromkeys(("partial", "lse", "sinks"), "*fp32"),
             "q": pointer(attention.dtype),
@@ -122,19 +123,6 @@ def combine_kernel(attention: BlockAttention) -> Kernel:
         grid=lambda s: (s["batch"] * s["rows"] * s["heads"], 1, 1),
         num_warps=2,
     )
-
-
-@triton.jit
-def _decoded(codes, dtype: tl.constexpr):
-    """Keys or values as they are multiplied; codes of e4m3 without their scale, which is applied to sums."""
-    if codes.dtype == tl.uint8:
-        # In the fields of float32, e4m3 is 2^-120 times itself, subnormals included.
-        bits = codes.to(tl.int32)
-        wide = (((bits & 0x80) << 24) | ((bits & 0x7F) << 20)).to(tl.float32, bitcast=True) * 1.329227995784916e36
-        decoded = tl.where((bits & 0x7F) == 0x7F, float("nan"), wide).to(dtype)
-    else:
-        decoded = codes.to(dtype)
-    return decoded
 
 
 @triton.jit
@@ -173,7 +161,7 @@ def _rotated_queries(
 
 
 @triton.jit
-def _partial(
+def dflash_block_attention_partial(
     q,
     q_norm,
     cos,
@@ -238,10 +226,9 @@ def _partial(
     position = context + row // RATIO
     live = (row < rows * RATIO) & (begin < end)
     head = (sequence.to(tl.int64) * rows + row // RATIO) * (kv_heads * RATIO) + kv_head * RATIO + row % RATIO
-    query = _rotated_queries(
-        q, q_norm, cos, sin, head * HEAD_DIM, position, live & (position < positions), EPS, HAS_NORM, HEAD_DIM, WIDTH
-    )
-    scale = 1.4426950408889634 / tl.sqrt(HEAD_DIM * 1.0)  # scores are powers of two
+    counts = live & (position < tl.minimum(context + count, positions))
+    query = _rotated_queries(q, q_norm, cos, sin, head * HEAD_DIM, position, counts, EPS, HAS_NORM, HEAD_DIM, WIDTH)
+    scale = 1.4426950408889634 * HEAD_DIM**-0.5  # for exp2
     if SCALED:
         scale *= tl.load(k_scale)
 
@@ -255,7 +242,7 @@ def _partial(
         offset = key[:, None] * HEAD_DIM + column[None, :]
         # What lies past the end was never written, and zero times NaN is NaN.
         mask = (key < end)[:, None] & (column < HEAD_DIM)[None, :]
-        keys = _decoded(tl.load(k_cache + cached + offset, mask=mask, other=0.0), query.dtype)
+        keys = e4m3_values(tl.load(k_cache + cached + offset, mask=mask, other=0.0), query.dtype)
         scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
         if (start < sure_begin) | (start + BLOCK_N > sure_end):
             visible = (key < end)[None, :]
@@ -269,7 +256,7 @@ def _partial(
         weights = tl.exp2(scores - finite[:, None])
         kept = tl.exp2(maximum - finite)
         total = total * kept + tl.sum(weights, axis=1)
-        values = _decoded(tl.load(v_cache + cached + offset, mask=mask, other=0.0), query.dtype)
+        values = e4m3_values(tl.load(v_cache + cached + offset, mask=mask, other=0.0), query.dtype)
         sums = tl.dot(weights.to(query.dtype), values, sums * kept[:, None], input_precision="ieee")
         maximum = higher
 
@@ -285,7 +272,7 @@ def _partial(
 
 
 @triton.jit
-def _combine(
+def dflash_block_attention_combine(
     partial,
     lse,
     sinks,

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dflash_trt.errors import UserError
+from dflash_trt.plugins.e4m3 import e4m3_codes
 from dflash_trt.plugins.kernel import Kernel, cdiv, pointer
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -116,7 +117,7 @@ def kv_write_kernel(
     block = max(1, 1024 // half)  # 8 elements a thread of either half: 16 bytes of a 16-bit type
     held = "*u8" if cache_dtype == torch.float8_e4m3fn else pointer(cache_dtype)
     return Kernel(
-        function=_kv_write,
+        function=dflash_kv_write,
         parameters={
             **dict.fromkeys(("keys", "values", "k_norm"), pointer(dtype)),
             **dict.fromkeys(("cos", "sin"), "*fp32"),
@@ -179,21 +180,7 @@ def _check(keys: Tensor, k_cache: Tensor, v_cache: Tensor, cos: Tensor, k_scale:
 
 
 @triton.jit
-def e4m3_codes(x):
-    """Float32 as e4m3, clipped to +-448, ties to even, NaN kept: the codes as uint8. In integers, so on every GPU."""
-    bits = x.to(tl.int32, bitcast=True)
-    size = tl.minimum((bits & 0x7FFFFFFF).to(tl.float32, bitcast=True), 448.0)
-    near = size.to(tl.int32, bitcast=True)
-    normal = ((near + 0x7FFFF + ((near >> 20) & 1)) >> 20) - (120 << 3)
-    # Below 2^-6 codes count in steps of 2^-9, which is the last place of 2^14 in float32.
-    small = (size + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
-    code = tl.where(size < 0.015625, small, normal)
-    code = tl.where(x == x, code, 0x7F)
-    return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
-
-
-@triton.jit
-def _kv_write(
+def dflash_kv_write(
     keys,
     values,
     k_norm,

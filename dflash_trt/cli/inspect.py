@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dflash_trt.cli.engine_tables import io_table, table
 from dflash_trt.cli.options import output_format
 from dflash_trt.errors import UserError
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Console
 
+_OWN_TABLES = ("kind", "formats", "problems", "ranks", "engines")
 _PATIENCE = 2.0
 """Seconds that need no progress bar."""
 
@@ -28,11 +30,12 @@ def inspect(path: Path, output_format: str) -> None:
     """Say what PATH is, and exit with 2 where it is not what it says.
 
     PATH is any Hugging Face checkpoint in safetensors, a GGUF file, a directory that holds target/ and drafter/, or an
-    engine directory. Of quantized checkpoints all scales are read, of none the weights.
+    engine directory. Of quantized checkpoints all scales are read, of none the weights. TensorRT's engines are read
+    whole.
     """
     from dflash_trt.inspection.describe import describe
 
-    with _late_progress("reading scales") as progress:
+    with _late_progress("reading") as progress:
         description = describe(path, progress)
     if output_format == "json":
         click.echo(json.dumps(description))
@@ -78,22 +81,26 @@ def _print(path: Path, description: dict[str, Any]) -> None:
         for part in ("target", "drafter"):
             _print(path / part, description[part])
         return
-    fields = {name: value for name, value in description.items() if name not in ("kind", "formats", "problems")}
+    fields = {name: value for name, value in description.items() if name not in _OWN_TABLES}
     title = f"{path}: {description['kind']}"
     if "excluded" in fields:
         fields["excluded"] = {pattern: _number(weights) for pattern, weights in fields["excluded"].items()}
-    console.print(_table(title, ("field", "value"), [(name, _shown(name, value)) for name, value in fields.items()]))
+    console.print(table(title, ("field", "value"), [(name, _shown(name, value)) for name, value in fields.items()]))
+    if "engines" in description:
+        _print_engines(console, description)
+        return
     formats = [(name, *(_shown(*item) for item in count.items())) for name, count in description["formats"].items()]
-    console.print(_table("", ("format", "modules", "parameters", "bytes", "bits per parameter"), formats))
+    console.print(table("", ("format", "modules", "parameters", "bytes", "bits per parameter"), formats))
 
 
-def _table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
-    from rich.table import Column, Table
-
-    table = Table(*(Column(name, overflow="fold") for name in columns), title=title, title_justify="left")
-    for row in rows:
-        table.add_row(*row)
-    return table
+def _print_engines(console: Console, description: dict[str, Any]) -> None:
+    for name, bindings in description["engines"].items():
+        console.print(io_table(name, bindings))
+    rows = [
+        (str(sizes["rank"]), *(f"{sizes[f'{what}_bytes'] / 1e6:.1f} MB" for what in ("target", "drafter", "shared")))
+        for sizes in description["ranks"]
+    ]
+    console.print(table("files", ("rank", "target engine", "drafter engine", "shared weights"), rows))
 
 
 def _shown(name: str, value: object) -> str:

@@ -11,6 +11,9 @@ import click
 directory = click.Path(file_okay=False, path_type=Path)
 """The type of options that name a directory."""
 
+file = click.Path(dir_okay=False, path_type=Path)
+"""The type of options that name a file."""
+
 output_format = click.option(
     "--format",
     "output_format",

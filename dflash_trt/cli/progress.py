@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import (
@@ -12,9 +13,14 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
+    TaskID,
+    TaskProgressColumn,
     TextColumn,
     TimeRemainingColumn,
 )
+
+if TYPE_CHECKING:
+    from dflash_trt.engine.rank_builders import RankProgress
 
 
 @contextmanager
@@ -29,6 +35,24 @@ def count_progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """A bar over `total` things; yields what advances it."""
     with _bar(what, total, MofNCompleteColumn()) as advance:
         yield advance
+
+
+@contextmanager
+def build_progress(weight_bytes: int) -> Iterator[tuple[Callable[[int], None], Callable[[RankProgress], None]]]:
+    """A bar for the weights and one for each rank whose engines are built; yields what advances them."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    ranks: dict[int, TaskID] = {}
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        weights = progress.add_task("writing weights", total=weight_bytes)
+
+        def on_progress(told: RankProgress) -> None:
+            if told.rank not in ranks:
+                ranks[told.rank] = progress.add_task("", total=1)
+            description = f"rank {told.rank}, {told.engine}: {told.phase}"
+            progress.update(ranks[told.rank], description=description, completed=told.done)
+
+        yield lambda size: progress.advance(weights, size), on_progress
 
 
 @contextmanager

@@ -150,7 +150,7 @@ def has_head_input(target: TargetConfig) -> bool:
 
 
 def _target_profiles(build: BuildConfig, drafter: DrafterConfig) -> dict[str, Profile]:
-    block, most = drafter.block_size, build.max_num_tokens
+    block, most = drafter.block_size, min(build.max_num_tokens, build.max_seq_len)
     one = Range(1, 1, 1)
     batch = Range(1, build.max_batch_size, build.max_batch_size)
     block_rows = Range(1, block, block)

@@ -1,8 +1,9 @@
-"""Building an engine directory of the torch backend from two checkpoints."""
+"""Building an engine directory from two checkpoints."""
 
 from __future__ import annotations
 
 import hashlib
+import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -19,19 +20,20 @@ from dflash_trt.checkpoint.pairing import check_pairing
 from dflash_trt.checkpoint.safetensors_writer import TensorSpec, write_safetensors
 from dflash_trt.checkpoint.tokenizer import load_tokenizer, tokenizer_files
 from dflash_trt.checkpoint.weights import Weights, finite_in
+from dflash_trt.engine.compatibility import builder_here, check_builds_here
 from dflash_trt.engine.config import Backend, BuildConfig, Builder, EngineConfig
+from dflash_trt.engine.copies import check_copies
 from dflash_trt.engine.directory import Engine, check_output_dir, write_config, written_whole
+from dflash_trt.engine.rank_builders import BuilderOptions, RankBuilders
+from dflash_trt.engine.support import check_support
 from dflash_trt.engine.weights import BUILD_ID, check_packed, check_scales
 from dflash_trt.errors import UserError, access
-from dflash_trt.models.dflash import copies_of_target
 from dflash_trt.models.pair import drafter_manifest, target_manifest
 from dflash_trt.models.sharding import REPLICATED, Sharding, Split, local_shape, shard, splits
 from dflash_trt.models.weights import PACKED_DTYPES, Manifest
 
 Progress = Callable[[int], None]
 """Told the bytes of every tensor as it is written."""
-
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
 @dataclass(frozen=True)
@@ -77,29 +79,53 @@ class Build:
         specs = (*self.target.specs, *self.drafter.specs)
         return self.config.build_config.tp_size * sum(spec.nbytes for spec in specs)
 
-    def write(self, progress: Progress = lambda size: None, workers: int = 1) -> Engine:
-        """Write the engine directory; one tensor a worker is in memory at a time.
+    def write(
+        self,
+        progress: Progress = lambda size: None,
+        workers: int = 1,
+        options: BuilderOptions = BuilderOptions(),  # noqa: B008, it is frozen
+    ) -> Engine:
+        """Write the engine directory; one tensor a worker is in memory at a time, or one network.
 
         Args:
             progress: called from the workers' threads where there are several.
-            workers: files that are written side by side.
+            workers: files that are written side by side, or ranks whose engines are built so.
+            options: of TensorRT backends.
 
         Raises:
-            UserError: a tensor is not finite or too large for the type, or `output_dir` cannot be written.
+            UserError: a tensor is not finite or too large for the type, TensorRT is missing or refuses a network, or
+                `output_dir` cannot be written.
+            BuildFailed: the process that builds a rank's engines died.
         """
+        builder = self.config.builder
+        options.check(builder.backend)
+        if builder.tensorrt is not None:
+            check_builds_here(builder)
         with written_whole(self.output_dir) as directory:
             engine = Engine(directory, self.config)
             with access(self.output_dir, "written"):
                 _write_small_files(directory, self.config, self.tokenizer)
-                for file in engine.rank_files(0):
-                    file.parent.mkdir()
-            jobs = [
-                partial(self._write_file, file, part, rank)
-                for rank in range(self.config.build_config.tp_size)
-                for file, part in zip(engine.rank_files(rank), (self.target, self.drafter), strict=True)
-            ]
-            _side_by_side(jobs, workers, progress)
+            if builder.tensorrt is None:
+                self._write_weights(engine, workers, progress)
+            else:
+                parts = Engine(directory / "parts", self.config)
+                self._write_weights(parts, workers, progress)
+                for file in engine.tensorrt_files(0):
+                    file.parent.mkdir(exist_ok=True)
+                RankBuilders(engine, parts.path, options).run(workers)
+                shutil.rmtree(parts.path)
         return Engine(self.output_dir, self.config)
+
+    def _write_weights(self, engine: Engine, workers: int, progress: Progress) -> None:
+        with access(self.output_dir, "written"):
+            for file in engine.rank_files(0):
+                file.parent.mkdir(parents=True)
+        jobs = [
+            partial(self._write_file, file, part, rank)
+            for rank in range(self.config.build_config.tp_size)
+            for file, part in zip(engine.rank_files(rank), (self.target, self.drafter), strict=True)
+        ]
+        _side_by_side(jobs, workers, progress)
 
     def _write_file(self, file: Path, part: Part, rank: int, progress: Progress) -> None:
         tensors = _converted(part, rank, self.config.build_config.tp_size, progress)
@@ -127,10 +153,14 @@ def plan_build(
     config: BuildConfig,
     output_dir: Path,
     backend: Backend = "torch",
+    compute_capability: str | None = None,
 ) -> Build:
-    """Check all that can be checked without converting the weights.
+    """Check all that can be checked without converting the weights or loading a builder.
 
     Of the weights it reads headers, and those tensors that must be copies of others.
+
+    Args:
+        compute_capability: the GPU that TensorRT engines are for, sm120 for one.
 
     Raises:
         UserError: as `build_engine`, but for numbers that are not finite or too large for the type.
@@ -138,13 +168,15 @@ def plan_build(
     place = check_output_dir(output_dir)
     check_pairing(target.config, target.path, drafter.config, drafter.path)
     _check_length(target, config)
+    check_support(backend, compute_capability, config, target.config, drafter.config)
+    builder = builder_here(backend, compute_capability)
     engine_config = EngineConfig(
         version=__version__,
         pretrained_config=target.config,
         speculative_config=drafter.config,
         build_config=config,
-        builder=Builder(backend, torch.__version__),
-        build_id=_build_id(target, drafter, config),
+        builder=builder,
+        build_id=_build_id(target, drafter, config, builder),
     )
     manifests = target_manifest(target), drafter_manifest(drafter)
     for manifest in manifests:
@@ -153,7 +185,7 @@ def plan_build(
     target_part, drafter_part = (_part(manifest, config) for manifest in manifests)
     tokenizer = tokenizer_files(target.path)
     _check_tokenizer(tokenizer, engine_config, target.path)
-    _check_copies(target, drafter)
+    check_copies(target, drafter)
     return Build(engine_config, target_part, drafter_part, tokenizer, place)
 
 
@@ -171,9 +203,10 @@ def _part(manifest: Manifest, config: BuildConfig) -> Part:
     return Part(manifest.weights, specs, manifest.shardings)
 
 
-def _build_id(target: TargetCheckpoint, drafter: DrafterCheckpoint, config: BuildConfig) -> str:
+def _build_id(target: TargetCheckpoint, drafter: DrafterCheckpoint, config: BuildConfig, builder: Builder) -> str:
     """Of the same files and options always the same. Files count by name, size and time: reading them takes long."""
-    digest = hashlib.blake2b(repr((__version__, target.config, drafter.config, config)).encode(), digest_size=8)
+    known = (__version__, target.config, drafter.config, config, builder)
+    digest = hashlib.blake2b(repr(known).encode(), digest_size=8)
     for weights in (target.weights, drafter.weights):
         for file in sorted({weights.file_of(name) for name in weights.names()}):
             with access(file, "read"):
@@ -216,38 +249,6 @@ def _check_tokenizer(files: dict[str, bytes], config: EngineConfig, origin: Path
     with tempfile.TemporaryDirectory() as directory:
         _write_small_files(Path(directory), config, files)
         load_tokenizer(Path(directory), origin)
-
-
-def _check_copies(target: TargetCheckpoint, drafter: DrafterCheckpoint) -> None:
-    """What is left out because another tensor stands for it must equal that: a tensor of its own would be lost."""
-    tied = target.config.tie_word_embeddings
-    if tied and _HEAD in target.weights:
-        _check_copy(
-            target.weights,
-            _HEAD,
-            target.weights,
-            _EMBEDDING,
-            "which the config's tie_word_embeddings says it is; set that to false, or remove the tensor",
-        )
-    for name, original in copies_of_target(drafter.config).items():
-        if name in drafter.weights:
-            _check_copy(
-                drafter.weights,
-                name,
-                target.weights,
-                _EMBEDDING if tied and original == _HEAD else original,
-                "which the drafter reads instead; give the target that the drafter was made for, unquantized",
-            )
-
-
-def _check_copy(weights: Weights, name: str, others: Weights, original: str, why: str) -> None:
-    """Equal byte by byte once both have the copy's type, which may be a narrower one."""
-    same = weights.shape(name) == others.shape(original) and torch.equal(
-        weights.read(name).view(torch.uint8), others.read(original).to(weights.dtype(name)).view(torch.uint8)
-    )
-    if not same:
-        whose = "" if weights is others else f" of {others.file_of(original)}"
-        raise UserError(f"{weights.file_of(name)}: {name} is not a copy of {original}{whose}, {why}")
 
 
 def _side_by_side(jobs: Sequence[Callable[[Progress], None]], workers: int, progress: Progress) -> None:

@@ -10,12 +10,13 @@ import torch
 from dflash_trt.checkpoint.drafter import DrafterConfig
 from dflash_trt.checkpoint.target import TargetConfig
 from dflash_trt.checkpoint.weights import Weights
+from dflash_trt.engine.tensorrt_api import TensorRTName
 from dflash_trt.errors import UserError
 from dflash_trt.models.sharding import kv_heads
 from dflash_trt.models.weights import PACKED_DTYPES
 
 Dtype = Literal["float64", "float32", "bfloat16", "float16"]
-Backend = Literal["torch"]
+Backend = Literal["torch", "tensorrt_rtx", "tensorrt"]
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,20 @@ class Builder:
     backend: Backend
     version: str
     """Version of the library that the backend stands on."""
+    compute_capability: str | None = None
+    """Of the GPU that TensorRT's engines are for; sm120 is 12.0."""
+    plugin_hash: str | None = None
+    """Of the plugin whose kernels are in the engines."""
+
+    @property
+    def tensorrt(self) -> TensorRTName | None:
+        """Which TensorRT built the engines, where the directory holds engines rather than weights."""
+        return None if self.backend == "torch" else self.backend
+
+    @property
+    def uses_plugins(self) -> bool:
+        """Whether the networks have our plugin's operations."""
+        return self.backend == "tensorrt"
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,11 @@ class Engine:
         name = f"rank{rank}.safetensors"
         return self.path / "target" / name, self.path / "drafter" / name
 
+    def tensorrt_files(self, rank: int) -> tuple[Path, Path, Path]:
+        """A TensorRT backend's of one rank: weights that both engines share, the target's engine, the drafter's."""
+        target, drafter = self.path / "target", self.path / "drafter"
+        return target / f"rank{rank}.safetensors", target / f"rank{rank}.engine", drafter / f"rank{rank}.engine"
+
     @property
     def target_weights(self) -> Path:
         """The target's of rank 0, which is all of it where there is no other."""

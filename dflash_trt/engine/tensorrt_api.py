@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import Any, Literal, get_args
 
 from dflash_trt.errors import UserError
 
 TensorRTName = Literal["tensorrt", "tensorrt_rtx"]
+_LOG = logging.getLogger(__name__)
 _INSTALL = {
     "tensorrt": "pip install tensorrt-cu13",
     "tensorrt_rtx": "pip install dflash-trt[rtx]",
@@ -22,6 +25,8 @@ class TensorRT:
     name: TensorRTName
     trt: Any
     """The module."""
+    logger: Any
+    """An `ILogger`: `errors` holds what was wrong, `last_error` the last of it; warnings go to Python's logging."""
 
     @property
     def version(self) -> str:
@@ -44,10 +49,38 @@ def load_tensorrt(name: TensorRTName | None = None) -> TensorRT:
     reasons = []
     for each in names:
         try:
-            return TensorRT(each, import_module(each))
+            return _loaded(each)
         except ImportError as error:
             reasons.append(f"{each} ({_reason(each, error)}; {_INSTALL[each]})")
     raise UserError(f"cannot load {' or '.join(reasons)}")
+
+
+@cache
+def _loaded(name: TensorRTName) -> TensorRT:
+    """Once a process: TensorRT keeps the first logger that it is given."""
+    trt = import_module(name)
+    return TensorRT(name, trt, _logger(trt))
+
+
+def _logger(trt: Any) -> Any:
+    severity = trt.ILogger.Severity
+
+    class Logger(trt.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self.errors: list[str] = []
+
+        @property
+        def last_error(self) -> str:
+            return self.errors[-1] if self.errors else "it does not say why"
+
+        def log(self, level: Any, message: str) -> None:
+            if level in (severity.INTERNAL_ERROR, severity.ERROR):
+                self.errors.append(message)
+            elif level == severity.WARNING:
+                _LOG.warning("%s: %s", trt.__name__, message)
+
+    return Logger()
 
 
 def _reason(name: str, error: ImportError) -> str:

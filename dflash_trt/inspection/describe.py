@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,11 @@ from dflash_trt.checkpoint.drafter import DrafterConfig
 from dflash_trt.checkpoint.open_checkpoint import DrafterCheckpoint, TargetCheckpoint, open_drafter, open_target
 from dflash_trt.checkpoint.target import CONFIG_FILE, TargetConfig
 from dflash_trt.checkpoint.weights import SafetensorsWeights
-from dflash_trt.engine.directory import is_engine_config, open_engine
-from dflash_trt.engine.weights import open_weights
+from dflash_trt.engine.directory import is_engine_config
 from dflash_trt.errors import UserError, access
-from dflash_trt.inspection.layers import read_layers
+from dflash_trt.inspection.engine import describe_engine
 from dflash_trt.inspection.scale_values import Progress, nothing
-from dflash_trt.inspection.survey import Count, Survey, count_formats, merged, survey, total
+from dflash_trt.inspection.survey import Survey, counted, survey
 from dflash_trt.models.pair import drafter_manifest, target_manifest
 
 PAIR = ("target", "drafter")
@@ -30,12 +28,12 @@ def describe(path: Path, progress: Progress = nothing) -> dict[str, Any]:
 
     `problems` has one line for each way in which it is not what it says it is. Of a checkpoint that cannot be built,
     `unsupported` says why; of a quantization that cannot be checked, `quantization` does. Of a directory that holds
-    `target` and `drafter`, what each of them is. Of an engine, whose ranks are counted together, also
-    `cache_bytes`, what each rank takes beside its weights when it is loaded.
+    `target` and `drafter`, what each of them is. Of an engine also `cache_bytes`, what each rank takes beside its
+    weights when it is loaded.
 
     Args:
         path: a directory, or a GGUF file.
-        progress: told how many of how many scales have been read.
+        progress: told how many of how many scales, or engines, have been read.
 
     Raises:
         UserError: it is none of them, or its files are damaged.
@@ -50,7 +48,7 @@ def describe(path: Path, progress: Progress = nothing) -> dict[str, Any]:
         return {"kind": "pair", **parts, "problems": problems}
     config = _config(path)
     if is_engine_config(config):
-        return _describe_engine(path)
+        return describe_engine(path, progress)
     if not config:
         return _describe_supported(open_target(path), Declaration(path), progress)
     is_drafter = "dflash_config" in config or "speculators_model_type" in config
@@ -104,38 +102,7 @@ def _told(surveyed: Survey, declaration: Declaration) -> dict[str, Any]:
         told = {"quantization": algos, "excluded": {name: list(found) for name, found in surveyed.excluded.items()}}
     if surveyed.quantized.parameters:
         told["quantized_bits_per_parameter"] = surveyed.quantized.bits_per_parameter
-    return {**told, **_counted(surveyed.formats)}
-
-
-def _counted(formats: Mapping[str, Count]) -> dict[str, Any]:
-    shown = {name: {**asdict(count), "bits_per_parameter": count.bits_per_parameter} for name, count in formats.items()}
-    counted = total(formats.values())
-    return {
-        "formats": shown,
-        "parameters": counted.parameters,
-        "bytes": counted.bytes,
-        "bits_per_parameter": counted.bits_per_parameter,
-    }
-
-
-def _describe_engine(path: Path) -> dict[str, Any]:
-    engine = open_engine(path)
-    config = engine.config
-    target, drafter = config.pretrained_config, config.speculative_config
-    ranks = range(config.build_config.tp_size)
-    layers = [(weights, read_layers(weights)) for rank in ranks for weights in open_weights(engine, rank)]
-    return {
-        "kind": "engine directory",
-        "version": config.version,
-        "builder": asdict(config.builder),
-        "build_config": asdict(config.build_config),
-        "target": f"{target.architecture}, {target.num_hidden_layers} layers, hidden {target.hidden_size}",
-        "drafter": f"{drafter.num_hidden_layers} layers, block {drafter.block_size}, "
-        f"taps {list(drafter.target_layer_ids)}",
-        **_counted(merged(count_formats(weights, held) for weights, held in layers)),
-        "cache_bytes": config.cache_bytes,
-        "problems": [],
-    }
+    return {**told, **counted(surveyed.formats)}
 
 
 def _plain(config: Any) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 from dflash_trt.checkpoint.declaration import Declaration
 from dflash_trt.checkpoint.weights import Weights
@@ -110,6 +111,18 @@ def total(counts: Iterable[Count]) -> Count:
     counts = list(counts)
     parameters = _sum(count.parameters for count in counts)
     return Count(sum(count.modules for count in counts), parameters, sum(count.bytes for count in counts))
+
+
+def counted(formats: Mapping[str, Count]) -> dict[str, Any]:
+    """Counts by format and all together, as `inspect` tells them."""
+    shown = {name: {**asdict(count), "bits_per_parameter": count.bits_per_parameter} for name, count in formats.items()}
+    together = total(formats.values())
+    return {
+        "formats": shown,
+        "parameters": together.parameters,
+        "bytes": together.bytes,
+        "bits_per_parameter": together.bits_per_parameter,
+    }
 
 
 def merged(parts: Iterable[Mapping[str, Count]]) -> dict[str, Count]:

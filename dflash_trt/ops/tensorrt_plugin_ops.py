@@ -63,11 +63,15 @@ class PluginOps(TensorRTOps):
 
     Args:
         add_plugin: adds an operation to `network`.
+        block_size: rows of a sequence in the passes that count, those that decode.
     """
 
-    def __init__(self, trt: Any, network: Any, add_plugin: AddPlugin, *, rank: int = 0, ranks: int = 1) -> None:
+    def __init__(
+        self, trt: Any, network: Any, add_plugin: AddPlugin, block_size: int, *, rank: int = 0, ranks: int = 1
+    ) -> None:
         super().__init__(trt, network, rank=rank, ranks=ranks)
         self._add_plugin = add_plugin
+        self._block_size = block_size
         self._waiting: list[Update] = []
 
     def split_heads(self, x: NetworkTensor, head_dim: int) -> Heads:
@@ -121,6 +125,8 @@ class PluginOps(TensorRTOps):
             has_norm=q.norm is not None,
             causal=mask.causal,
             window=mask.window or 0,
+            ratio=q.count // int(cache.keys.shape[2]),
+            most_rows=self._block_size,
         )
         sinks = self.layers.constant(torch.zeros(q.count))
         return self._add_plugin("block_attention_combine", [partial, lse, sinks, rows], has_sinks=False)[0]

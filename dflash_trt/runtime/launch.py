@@ -7,16 +7,20 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
+from dflash_trt.engine.compatibility import check_runs_here
 from dflash_trt.engine.directory import Engine
+from dflash_trt.engine.plans import check_plans
+from dflash_trt.engine.processes import environment_of_children
 from dflash_trt.engine.weights import check_rank_files
 from dflash_trt.errors import UserError
 from dflash_trt.runtime.load import find_device, load_executor
 from dflash_trt.runtime.parallel_executor import ParallelExecutor, serve
 from dflash_trt.runtime.rank_group import World, connect, file_store, launched_world, share_of_cores, world_store
-from dflash_trt.runtime.rank_processes import HERE, LOADED, RankProcesses, environment_of_ranks
+from dflash_trt.runtime.rank_processes import HERE, LOADED, RankProcesses
 from dflash_trt.runtime.step import Executor
 
 _RANK = "dflash_trt.runtime.rank"
@@ -41,11 +45,22 @@ def open_executor(engine: Engine, device: str | None) -> tuple[Executor, Callabl
             f"{engine.path}: tp_size is {size}, {world.size_variable} is {world.size}; start {size} processes, or one "
             "without a launcher, or build with that --tp_size"
         )
+    if engine.config.builder.tensorrt is not None:
+        _refuse_tensorrt(engine)
     check_rank_files(engine)
     if size == 1:
         return load_executor(engine, find_device(device)), lambda: None
     executor = _start_ranks(engine, device, size) if world is None else _join(engine, device, world)
     return executor, executor.close
+
+
+def _refuse_tensorrt(engine: Engine) -> NoReturn:
+    check_plans(engine)
+    check_runs_here(engine)
+    raise UserError(
+        f"{engine.path}: engines of {engine.config.builder.backend} are built and inspected by this version, not run; "
+        "build with --backend torch to run the pair"
+    )
 
 
 def _start_ranks(engine: Engine, device: str | None, size: int) -> ParallelExecutor:
@@ -54,7 +69,7 @@ def _start_ranks(engine: Engine, device: str | None, size: int) -> ParallelExecu
     with tempfile.TemporaryDirectory(prefix="dflash-trt-") as directory:
         store = str(Path(directory) / "store")
         arguments = [str(engine.path.absolute()), device or "", store]
-        processes = RankProcesses(_RANK, arguments, size, environment_of_ranks(threads))
+        processes = RankProcesses(_RANK, arguments, size, environment_of_children(threads))
         try:
             processes.wait_for(HERE)
             control, ranks = connect(file_store(store, size), 0, size, where, local=True)

@@ -6,20 +6,20 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from threading import Thread
 
 from dflash_trt.engine.directory import open_engine
+from dflash_trt.engine.processes import USER_ERROR, end_with_parent
 from dflash_trt.errors import UserError
 from dflash_trt.runtime.load import find_device, load_executor
 from dflash_trt.runtime.parallel_executor import serve
 from dflash_trt.runtime.rank_group import connect, file_store
-from dflash_trt.runtime.rank_processes import HERE, LOADED, USER_ERROR
+from dflash_trt.runtime.rank_processes import HERE, LOADED
 
 
 def main() -> None:
     """Meet the others, load, and follow rank 0 until it closes or is gone."""
     rank, engine_dir, device, store = int(sys.argv[1]), *sys.argv[2:]
-    Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent()
     # What libraries print goes to the log: of stdout the parent awaits two lines, and then its end.
     answer = os.dup(1)
     os.dup2(2, 1)
@@ -45,12 +45,6 @@ def _serve(rank: int, engine_dir: Path, device: str | None, store: str, answer: 
     executor = load_executor(engine, where, ranks)
     os.write(answer, LOADED)
     serve(executor, control)
-
-
-def _end_with_parent() -> None:
-    """Its end of the pipe closes however it ends."""
-    sys.stdin.buffer.read()
-    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -13,12 +12,11 @@ from pathlib import Path
 from threading import Thread
 from typing import IO
 
+from dflash_trt.engine.processes import USER_ERROR
 from dflash_trt.errors import UserError
 
 HERE, LOADED = b"here\n", b"loaded\n"
 """What a rank writes to its stdout: it can meet the others; its weights are loaded and it will serve."""
-USER_ERROR = 2
-"""Exit status of a rank that has refused something; its last line says what."""
 _PATIENCE = 10.0
 """Seconds in which a process that was told to end, or whose end was seen, must be gone."""
 
@@ -131,14 +129,3 @@ class RankProcesses:
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
     assert pipe is not None
     return pipe
-
-
-def environment_of_ranks(threads: int) -> dict[str, str]:
-    """This process's, in which ranks find this package and compute on so many threads unless the user has said."""
-    package = str(Path(__file__).parents[2])
-    path = os.environ.get("PYTHONPATH")
-    return {
-        "OMP_NUM_THREADS": str(threads),
-        **os.environ,
-        "PYTHONPATH": package if path is None else f"{package}{os.pathsep}{path}",
-    }

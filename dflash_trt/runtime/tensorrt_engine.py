@@ -47,7 +47,7 @@ class TensorRTEngine:
         self._engine = self._runtime.deserialize_cuda_engine(plan)
         if self._engine is None:
             raise UserError(f"{name}: {tensorrt.name} cannot read it: {tensorrt.logger.last_error}; build it again")
-        self._stream = torch.cuda.Stream(device)
+        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._contexts = {profile: self._context(index) for index, profile in enumerate(bindings.profiles)}
         if communicator is not None:
             for context in self._contexts.values():

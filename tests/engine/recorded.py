@@ -23,7 +23,7 @@ from dflash_trt.ops.tensorrt_ops import UPDATED, TensorRTOps
 from dflash_trt.ops.tensorrt_plugin_ops import PluginOps
 from dflash_trt.ops.torch_ops import TorchOps
 from dflash_trt.runtime.engine_io import CacheStorage, EngineIO
-from tests.engine.recorded_plugins import RecordedPlugins
+from tests.engine.recorded_plugins import BLOCK, RecordedPlugins
 from tests.models.eager import span
 from tests.network_interpreter import Input, NetworkInterpreter
 
@@ -100,7 +100,7 @@ class Recorded:
         if plugins:
             recorder = RecordedPlugins(self.network)
             self.computed = recorder.computed
-            self._ops: TensorRTOps = PluginOps(trt, self.network, recorder, rank=rank, ranks=len(pairs))
+            self._ops: TensorRTOps = PluginOps(trt, self.network, recorder, BLOCK, rank=rank, ranks=len(pairs))
         else:
             self._ops = TensorRTOps(trt, self.network, rank=rank, ranks=len(pairs))  # which holds the constants
         self.bindings: Bindings = record(self._ops, pairs[rank], config)

@@ -17,6 +17,8 @@ from dflash_trt.plugins.kv_write import kv_write_reference
 from dflash_trt.plugins.verify import reference_combine, reference_partial
 from tests.network_interpreter import Evaluate, Input
 
+BLOCK = 4
+"""Size of the drafters' blocks."""
 CHUNK = 32
 """Tokens of which one stays in a partial choice; small, so that vocabularies of tests have several."""
 Shape = tuple[int, ...]
@@ -61,8 +63,11 @@ def _kv_write(*inputs: Tensor, eps: float, has_norm: bool) -> Sequence[Tensor]:
     return caches
 
 
-def _attention(*inputs: Tensor, eps: float, has_norm: bool, causal: bool, window: int) -> Sequence[Tensor]:
+def _attention(
+    *inputs: Tensor, eps: float, has_norm: bool, causal: bool, window: int, ratio: int, most_rows: int
+) -> Sequence[Tensor]:
     """One part, which is the whole."""
+    assert most_rows == BLOCK and ratio * inputs[9].shape[2] == inputs[0].shape[2]
     q, q_norm, cos, sin, kv_len, q_len, slots, k_scale, v_scale, k_cache, v_cache = inputs
     scales = (k_scale, v_scale) if k_cache.dtype == torch.float8_e4m3fn else (None, None)
     norm = q_norm if has_norm else None

@@ -253,7 +253,7 @@ def test_splits_share_the_keys_that_there_are(length: int) -> None:
     out, expected = exact(given, 0)
     torch.testing.assert_close(lse[:, 0, :3].double().logsumexp(0), expected, rtol=1e-5, atol=1e-5)
     result = torch.empty_like(given.q)
-    combine_kernel(configuration).launch(partial, lse, given.cos, 1, 4, 4, splits, result)
+    combine_kernel(configuration).launch(partial, lse, given.cos, given.q, 1, 4, 4, splits, result)
     torch.testing.assert_close(result[0, :3].double(), out, rtol=1e-5, atol=1e-5)
 
 

@@ -1,0 +1,117 @@
+"""Builds one rank's engines: `python -m dflash_trt.engine.rank_build ENGINE_DIR PARTS_DIR RANK TIMING_IN TIMING_OUT`.
+
+A process for each: TensorRT builds one network at a time in a process, and what a failed build leaves behind goes with
+it. Each line on stdout is one report of progress.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from dflash_trt.checkpoint.open_checkpoint import DrafterCheckpoint, TargetCheckpoint
+from dflash_trt.engine.bindings import EMBEDDING, HEAD, Model, has_head_input
+from dflash_trt.engine.directory import Engine, open_engine
+from dflash_trt.engine.network import record_drafter, record_target
+from dflash_trt.engine.plans import PlanRecord, write_plan, write_shared
+from dflash_trt.engine.processes import USER_ERROR, end_with_parent
+from dflash_trt.engine.tensorrt_api import load_tensorrt
+from dflash_trt.engine.tensorrt_build import Record, TimingCache, build_plan
+from dflash_trt.engine.weights import open_weights
+from dflash_trt.errors import UserError, access
+from dflash_trt.models.pair import Pair, load_pair
+from dflash_trt.ops.base import Tensor
+
+Report = Callable[[Model, str, float], None]
+"""Told the engine, the phase, and how much of the engine is built, 0 to 1."""
+RECORDS: dict[Model, Record] = {"target": record_target, "drafter": record_drafter}
+
+
+def main() -> None:
+    """Build, and report on what was stdout: what libraries print there goes to stderr."""
+    engine_dir, parts, rank, timing_in, timing_out = sys.argv[1:]
+    end_with_parent()
+    reports = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+
+    def report(which: Model, phase: str, done: float) -> None:
+        print(json.dumps([which, phase, done]), file=reports)
+
+    status = 0
+    try:
+        timing = TimingCache(Path(timing_in) if timing_in else None) if timing_in or timing_out else None
+        build_rank(open_engine(Path(engine_dir)), Path(parts), int(rank), timing, report)
+        if timing is not None and timing_out:
+            with access(Path(timing_out), "written"):
+                Path(timing_out).write_bytes(timing.content)
+    except UserError as error:
+        print(error, file=sys.stderr)
+        status = USER_ERROR
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def build_rank(
+    engine: Engine,
+    parts: Path,
+    rank: int,
+    timing: TimingCache | None = None,
+    report: Report = lambda which, phase, done: None,
+) -> None:
+    """Build a rank's engines from its weights, and write them with the weights that they share.
+
+    The weights stay mapped, and one network at a time is held.
+
+    Args:
+        parts: directory with the rank's weights, as the torch backend has them; they are removed.
+
+    Raises:
+        UserError: TensorRT refuses, or a file cannot be read or written.
+    """
+    config, tensorrt = engine.config, load_tensorrt(engine.config.builder.tensorrt)
+    pair = _mapped_pair(engine, parts, rank)
+    shared, *plans = engine.tensorrt_files(rank)
+    records: dict[Model, PlanRecord] = {}
+    for (which, record), file in zip(RECORDS.items(), plans, strict=True):
+        plan = build_plan(tensorrt, record, pair, config, rank, timing, partial(report, which))
+        records[which] = write_plan(file, plan)
+        del plan
+    write_shared(shared, _shared_weights(pair), records, config.build_id)
+    for file in replace(engine, path=parts).rank_files(rank):
+        with access(file, "removed"):
+            file.unlink()
+
+
+def _mapped_pair(engine: Engine, parts: Path, rank: int) -> Pair:
+    config = engine.config
+    target, drafter = open_weights(replace(engine, path=parts), rank)
+    return load_pair(
+        TargetCheckpoint(parts, config.pretrained_config, target),
+        DrafterCheckpoint(parts, config.speculative_config, drafter),
+        positions=config.build_config.max_seq_len + config.speculative_config.block_size,
+        dtype=getattr(torch, config.build_config.dtype),
+        device=torch.device("cpu"),
+        ranks=config.build_config.tp_size,
+    )
+
+
+def _shared_weights(pair: Pair) -> dict[str, Tensor]:
+    shared = {EMBEDDING: pair.target_weights.embedding}
+    if has_head_input(pair.target):
+        shared[HEAD] = pair.target_weights.head.weight
+    return shared
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Which types and formats each builder can make engines of, for which GPUs: every rule once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Literal, get_args
+
+from dflash_trt.checkpoint.drafter import DrafterConfig
+from dflash_trt.checkpoint.quantization_config import QuantAlgo
+from dflash_trt.checkpoint.target import TargetConfig
+from dflash_trt.engine.config import Backend, BuildConfig, Dtype
+from dflash_trt.engine.tensorrt_api import TensorRTName
+from dflash_trt.errors import UserError
+
+Feature = Dtype | QuantAlgo | Literal["FP8 caches"]
+
+COMPUTE_CAPABILITIES: dict[TensorRTName, tuple[str, ...]] = {
+    "tensorrt_rtx": ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121"),
+    "tensorrt": ("sm80", "sm89", "sm90", "sm100", "sm103", "sm120"),
+}
+"""What engines can be built for: by `tensorrt_rtx` anywhere, by `tensorrt` on that GPU only."""
+
+LEAST: dict[Feature, int] = {
+    "float32": 80,
+    "float16": 75,
+    "bfloat16": 80,
+    "FP8": 89,
+    "NVFP4": 100,
+    "W4A16_NVFP4": 100,
+    "FP8 caches": 80,
+}
+"""The first compute capability that has it. Of e2m1 numbers that includes weights whose activations are unquantized."""
+_PLUGIN_ONLY: tuple[Feature, ...] = ("FP8 caches",)
+
+
+def is_supported(feature: Feature, backend: TensorRTName, compute_capability: str) -> bool:
+    """Whether a builder makes engines with it for a GPU."""
+    if feature in _PLUGIN_ONLY and backend != "tensorrt":
+        return False
+    return feature in LEAST and _number(compute_capability) >= LEAST[feature]
+
+
+def check_support(
+    backend: Backend,
+    compute_capability: str | None,
+    config: BuildConfig,
+    target: TargetConfig,
+    drafter: DrafterConfig,
+) -> None:
+    """Refuse what a builder or a GPU does not have.
+
+    Raises:
+        UserError: naming it, and what would work.
+    """
+    if backend == "torch":
+        if compute_capability is not None:
+            raise UserError(
+                f"compute_capability is {compute_capability}, backend is torch, whose engines run on any GPU; leave "
+                "out --compute_capability, or give --backend tensorrt_rtx"
+            )
+        return
+    _check_target(backend, compute_capability)
+    assert compute_capability is not None
+    for feature, whose in _features(config, target, drafter):
+        if not is_supported(feature, backend, compute_capability):
+            raise UserError(_refusal(feature, whose, backend, compute_capability))
+
+
+def _check_target(backend: TensorRTName, compute_capability: str | None) -> None:
+    known = COMPUTE_CAPABILITIES[backend]
+    if compute_capability is None:
+        raise UserError(
+            f"compute_capability is not given, backend is {backend}, whose engines are for one GPU; give "
+            f"--compute_capability {' or '.join(known)}"
+        )
+    if compute_capability not in known:
+        others = [each for each in COMPUTE_CAPABILITIES if compute_capability in COMPUTE_CAPABILITIES[each]]
+        other = f", or give --backend {others[0]}" if others else ""
+        raise UserError(
+            f"compute_capability is {compute_capability}, backend {backend} builds for {', '.join(known)}{other}"
+        )
+
+
+def _features(config: BuildConfig, target: TargetConfig, drafter: DrafterConfig) -> Iterator[tuple[Feature, str]]:
+    """All that a build needs, and what needs it."""
+    yield config.dtype, "dtype"
+    for whose, quantization in (("the target", target.quantization), ("the drafter", drafter.quantization)):
+        if quantization is not None:
+            if quantization.quant_algo is not None:
+                yield quantization.quant_algo, whose
+            if quantization.kv_cache_quant_algo == "FP8":
+                yield "FP8 caches", whose
+
+
+def _refusal(feature: Feature, whose: str, backend: TensorRTName, compute_capability: str) -> str:
+    what = f"{whose} has FP8 caches" if feature == "FP8 caches" else f"{whose} is {feature}"
+    elsewhere = [
+        f"--backend {other}" if other != backend else f"--compute_capability {' or '.join(works)}"
+        for other, known in COMPUTE_CAPABILITIES.items()
+        if (works := [each for each in known if is_supported(feature, other, each)])
+        and (
+            other == backend or not any(is_supported(feature, backend, each) for each in COMPUTE_CAPABILITIES[backend])
+        )
+    ]
+    ways = ", or ".join([_instead(feature, backend, compute_capability), *(f"give {way}" for way in elsewhere)])
+    return f"{what}, which {backend} does not build for {compute_capability}; {ways}"
+
+
+def _instead(feature: Feature, backend: TensorRTName, compute_capability: str) -> str:
+    """What works for the same GPU."""
+    if feature == "FP8 caches":
+        return "convert with --kv_cache_qformat none"
+    if feature in get_args(Dtype):
+        types = [dtype for dtype in get_args(Dtype) if is_supported(dtype, backend, compute_capability)]
+        return f"give --dtype {' or '.join(types)}"
+    fp8 = "fp8 or " if is_supported("FP8", backend, compute_capability) else ""
+    return f"convert it with {fp8}bf16"
+
+
+def _number(compute_capability: str) -> int:
+    matched = re.fullmatch(r"sm(\d+)", compute_capability)
+    assert matched is not None
+    return int(matched[1])
