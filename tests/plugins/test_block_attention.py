@@ -213,6 +213,17 @@ def test_the_kernels_are_a_softmax_of_what_can_be_seen(given: Pass, programs: in
     assert (difference.abs() <= CLOSE[given.q.dtype] * largest).all()
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [0, 2, 5, 64, 65, 66])
+def test_edges_of_windows_and_of_blocks_of_keys(window: int, causal: bool) -> None:
+    """Rows stand on either side of key 64, where a block of keys ends, and windows begin on either side of key 0."""
+    for length in range(60, 68):
+        given = random_pass(
+            torch.float32, 16, [(length, 4, 0)], rows=5, positions=80, causal=causal, window=window, seed=length
+        )
+        assert_attends(given.with_unseen_unknown().attended(interpret=True), given)
+
+
 @pytest.mark.parametrize("window", [0, 20])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("length", [0, 37])
