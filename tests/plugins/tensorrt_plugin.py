@@ -101,7 +101,6 @@ def static(dims: Dims) -> tuple[int, ...]:
 class Embedded:
     """What TensorRT has of an operation after it asked for everything."""
 
-    attributes: Mapping[str, Any]
     types: list[Any]
     """Of outputs."""
     shapes: list[list[Dimension]]
@@ -147,7 +146,6 @@ def ask(made: Any, tensors: Sequence[Any], dims: Sequence[Dims]) -> Embedded:
     name, ptx = plugin.get_kernel([desc.desc for desc in descs[:count]], [desc.desc for desc in descs[count:]])
     assert list(arguments) == list(range(arguments.nbSymExprs))
     return Embedded(
-        attributes=plugin.attrs,
         types=output_types,
         shapes=[list(shape) for shape in shapes],
         aliases=[plugin.get_aliased_input(index) for index in range(len(shapes))],

@@ -12,7 +12,7 @@ import tensorrt_rtx as trt
 
 from dflash_trt.engine.network import record_drafter, record_target
 from dflash_trt.ops.tensorrt_plugin_ops import PluginOps
-from dflash_trt.plugins.registration import instance
+from dflash_trt.plugins.registration import registered
 from tests.engine.recorded import rank_pairs
 from tests.engine.recorded_plugins import RecordedPlugins
 from tests.plugins.tensorrt_plugin import ask, tensorrt_plugin
@@ -32,7 +32,7 @@ class CheckedPlugins(RecordedPlugins):
             tuple(f"{index}.{axis}" if size < 0 else size for axis, size in enumerate(tensor.shape))
             for index, tensor in enumerate(inputs)
         ]
-        made = instance(name, inputs, compute_capability=103, most_rows=8, **attributes)
+        made = getattr(registered(), name)(*inputs, **attributes, compute_capability=103)
         result = ask(made, inputs, dims)
         outputs = super().__call__(name, inputs, **attributes)
         assert result.types == [tensor.dtype for tensor in outputs]
@@ -60,7 +60,8 @@ def test_the_networks_of_a_pair_ask_for_what_there_is(tmp_path: Path, is_fp8: bo
             builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
             network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
             checked = CheckedPlugins(network)
-            record(PluginOps(trt, network, checked, rank=1, ranks=2), pairs[1], config)
+            ops = PluginOps(trt, network, checked, config.speculative_config.block_size, rank=1, ranks=2)
+            record(ops, pairs[1], config)
             seen += checked.seen
     layers = config.pretrained_config.num_hidden_layers, config.speculative_config.num_hidden_layers
     assert seen["block_attention_partial"] == seen["block_attention_combine"] == sum(layers)

@@ -13,7 +13,7 @@ import torch
 from dflash_trt.plugins import operations
 from dflash_trt.plugins.kernel import parameter_types
 from dflash_trt.plugins.operation import Operation
-from dflash_trt.plugins.registration import instance, register, registered
+from dflash_trt.plugins.registration import register, registered
 from tests.plugins.tensorrt_plugin import Dims, Embedded, ask, static, tensorrt_plugin
 
 TRT_TYPES = {
@@ -141,11 +141,9 @@ def embed(case: Case, compute_capability: int = 103) -> Embedded:
         network.add_input(name, getattr(trt.DataType, TRT_TYPES[dtype]), static(dims))
         for name, (dtype, dims) in case.inputs.items()
     ]
-    given = {"most_rows": 0, **case.attributes, "ratio": 0}  # which follows from tensors
-    made = instance(case.operation.name, tensors, compute_capability=compute_capability, **given)
-    result = ask(made, tensors, [dims for _, dims in case.inputs.values()])
-    assert result.attributes == {**case.attributes, "compute_capability": compute_capability}
-    return result
+    operation = getattr(registered(), case.operation.name)
+    made = operation(*tensors, **case.attributes, compute_capability=compute_capability)
+    return ask(made, tensors, [dims for _, dims in case.inputs.values()])
 
 
 def numbers(case: Case) -> dict[str, tuple[int, ...]]:
