@@ -216,8 +216,9 @@ def test_the_kernels_are_a_softmax_of_what_can_be_seen(given: Pass, programs: in
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("window", [0, 2, 5, 64, 65, 66])
 def test_edges_of_windows_and_of_blocks_of_keys(window: int, causal: bool) -> None:
-    """Rows stand on either side of key 64, where a block of keys ends, and windows begin on either side of key 0."""
-    for length in range(60, 68):
+    """Rows stand on either side of key 64, where a block of keys ends, windows begin on either side of key 0, and two
+    rows stand past the end of the cache."""
+    for length in (*range(60, 68), 78):
         given = random_pass(
             torch.float32, 16, [(length, 4, 0)], rows=5, positions=80, causal=causal, window=window, seed=length
         )
@@ -244,6 +245,12 @@ def test_a_prefill_is_taken_in_parts(length: int, causal: bool, window: int) -> 
     torch.testing.assert_close(
         given.attended(interpret=True, programs=12)[given.counts], given.attended(interpret=False)[given.counts]
     )
+
+
+def test_a_window_ends_inside_a_program_that_looks_both_ways() -> None:
+    """Its last rows see a whole block of keys of which its first rows see none."""
+    given = random_pass(torch.float32, 16, [(0, 200, 0)], rows=200, positions=200, causal=False, window=64)
+    torch.testing.assert_close(given.attended(interpret=True), given.attended(interpret=False))
 
 
 @pytest.mark.parametrize("length", [0, 5, 300])
