@@ -105,7 +105,7 @@ def launch_block_attention(
     k_scale, v_scale, sinks = (cos if tensor is None else tensor for tensor in (k_scale, v_scale, sinks))
     pointers = (q, q_norm, cos, sin, kv_len, q_len, slots, k_scale, v_scale, k_cache, v_cache)
     partial_kernel(attention).launch(*pointers, batch, rows, kv_heads, positions, splits, partial, lse)
-    combine_kernel(attention).launch(partial, lse, sinks, batch, rows, heads, splits, out)
+    combine_kernel(attention).launch(partial, lse, sinks, q, batch, rows, heads, splits, out)
     return out
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import click
 import torch
@@ -43,25 +43,25 @@ def configurations(compute_capability: int) -> dict[str, Kernel]:
     kernels = {}
     for cache, dtype in {"bf16": torch.bfloat16, "fp8": torch.float8_e4m3fn}.items():
         for size in (64, 128):
-            heads, has_norm = f"{cache} cache, d {size}", size == 128
-            written = kv_write_kernel(torch.bfloat16, dtype, size, has_norm=has_norm, eps=1e-6)
-            kernels[f"kv_write, {heads}{', norm' * has_norm}"] = written
-            for kind, causal, window in (("causal", True, 0), ("block, window", False, 4096)):
-                attention = BlockAttention(
-                    dtype=torch.bfloat16,
-                    cache_dtype=dtype,
-                    head_dim=size,
-                    ratio=4,
-                    causal=causal,
-                    window=window,
-                    has_norm=has_norm,
-                    has_sinks=size == 64,
-                    eps=1e-6,
-                    most_rows=16,
-                    compute_capability=compute_capability,
-                )
-                kernels[f"attention, {heads}, {kind}"] = partial_kernel(attention)
-            kernels[f"combine, {heads}"] = combine_kernel(attention)
+            name, has_norm = f"{cache} cache, d {size}", size == 128
+            kernels[f"kv_write, {name}"] = kv_write_kernel(torch.bfloat16, dtype, size, has_norm=has_norm, eps=1e-6)
+            attention = BlockAttention(
+                dtype=torch.bfloat16,
+                cache_dtype=dtype,
+                head_dim=size,
+                ratio=4,
+                causal=True,
+                window=0,
+                has_norm=has_norm,
+                has_sinks=cache == "fp8",
+                eps=1e-6,
+                most_rows=16,
+                compute_capability=compute_capability,
+            )
+            kernels[f"attention, {name}"] = partial_kernel(attention)
+            kernels[f"combine, {name}"] = combine_kernel(attention)
+        sliding = replace(attention, causal=False, window=4096)
+        kernels[f"attention, {name}, sliding block"] = partial_kernel(sliding)
     for kind, dtype, tokens in (("bf16", torch.bfloat16, 151936), ("fp16", torch.float16, 32003)):
         kernels[f"verify, {kind}, {tokens} tokens"] = verify.partial(dtype, tokens)
     return {**kernels, "verify, combined": verify.combine()}

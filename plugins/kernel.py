@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,11 @@ _TYPES = {
 def pointer(dtype: torch.dtype) -> str:
     """Triton's name of a pointer to `dtype`."""
     return f"*{_TYPES[dtype]}"
+
+
+def takes(declared: str, dtype: torch.dtype) -> bool:
+    """Whether a parameter that is declared so takes tensors of `dtype`: bytes are taken for FP8, to be decoded."""
+    return declared == pointer(dtype) or (declared == "*u8" and dtype == torch.float8_e4m3fn)
 
 
 def cdiv(count: Any, size: int) -> Any:
@@ -185,15 +191,13 @@ class Kernel:
         if isinstance(argument, int):
             return argument
         declared = self.parameters[name]
-        if declared == "*u8" and argument.dtype == torch.float8_e4m3fn:
-            argument = argument.view(torch.uint8)
-        if pointer(argument.dtype) != declared or not argument.is_contiguous():
+        if not takes(declared, argument.dtype) or not argument.is_contiguous():
             shape, strides = tuple(argument.shape), argument.stride()
             raise UserError(
                 f"{self.name}: {name} is {argument.dtype} of shape {shape} and strides {strides},"
                 f" it must be contiguous and {declared[1:]}"
             )
-        return argument
+        return argument.view(torch.uint8) if declared == "*u8" else argument
 
 
 @contextmanager
@@ -247,6 +251,7 @@ def _without_scratch(ptx: str, count: int) -> str:
     return ptx.replace(header, f"{header[:start]}\n{kept}\n{header[end:]}")
 
 
+@cache
 def _assemble(ptx: str, compute_capability: int) -> tuple[int, int]:
     """Registers of a thread, and bytes that it spills, from the assembler that comes with Triton."""
     tools = triton.knobs.nvidia

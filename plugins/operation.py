@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dflash_trt.plugins.kernel import Kernel
+from dflash_trt.plugins.kernel import Kernel, takes
 
 Shapes = Mapping[str, tuple[Any, ...]]
 """Shapes by input: numbers, or TensorRT's symbolic expressions, which take +, -, * and // with one on the left."""
@@ -55,12 +55,15 @@ class Operation:
         """The kernel for inputs of these shapes, -1 where they change between calls, and types.
 
         Raises:
-            ValueError: it takes its arguments in another order than TensorRT passes them.
+            ValueError: it takes its arguments in another order than TensorRT passes them, or other types.
         """
         kernel = self.configure(shapes, types, attributes)
         passed = [*self.inputs, *kernel.sizes, *self.outputs]
         if list(kernel.parameters) != passed:
             raise ValueError(f"{self.name} takes {list(kernel.parameters)}, TensorRT passes {passed}")
+        for name in self.inputs:
+            if not takes(kernel.parameters[name], types[name]):
+                raise ValueError(f"{self.name} takes {name} as {kernel.parameters[name]}, it is {types[name]}")
         return kernel
 
     def arguments(self, kernel: Kernel, shapes: Shapes, types: Types, attributes: Attributes) -> Mapping[str, Any]:

@@ -6,7 +6,7 @@ TensorRT keeps the PTX in the engine, so that running one needs neither this pac
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,8 +31,9 @@ _TORCH_TYPES = {name: dtype for dtype, name in _DATA_TYPES.items()}
 def registered() -> Any:
     """TensorRT's namespace of the operations, `tensorrt.plugin.op.dflash`; the first call registers them.
 
-    Each takes its input tensors in order, then all of its attributes by name, and gives what `network.add_plugin`
-    takes.
+    Each takes its input tensors in order, then all of its attributes by name and in order, `compute_capability` last,
+    and gives what `network.add_plugin(..., aot=True)` takes. Caches are written in place, for which the builder needs
+    `PreviewFeature.ALIASED_PLUGIN_IO_10_03`.
     """
     import tensorrt.plugin as trtp
 
@@ -40,35 +41,6 @@ def registered() -> Any:
         if not hasattr(getattr(trtp.op, NAMESPACE, None), operation.name):
             register(trtp, operation)
     return getattr(trtp.op, NAMESPACE)
-
-
-def adder(network: Any, *, compute_capability: int, most_rows: int) -> Callable[..., list[Any]]:
-    """`add(name, inputs, **attributes)`, which adds an operation to a TensorRT network and gives its outputs.
-
-    The builder needs `PreviewFeature.ALIASED_PLUGIN_IO_10_03`, since caches are written in place.
-
-    Args:
-        network: a `tensorrt.INetworkDefinition`.
-        compute_capability: of the GPU that the engine is for.
-        most_rows: tokens a sequence that attention is made for, as `BlockAttention` has it; more go in parts.
-    """
-
-    def add(name: str, inputs: Sequence[Any], **attributes: Any) -> list[Any]:
-        made = instance(name, inputs, compute_capability=compute_capability, most_rows=most_rows, **attributes)
-        layer = network.add_plugin(made, aot=True)
-        return [layer.get_output(index) for index in range(layer.num_outputs)]
-
-    return add
-
-
-def instance(name: str, inputs: Sequence[Any], **attributes: Any) -> Any:
-    """What `network.add_plugin` takes: an operation of these tensors, with those of `attributes` that it has."""
-    operation = next(each for each in OPERATIONS if each.name == name)
-    if name == "block_attention_partial":
-        q, k_cache = inputs[0], inputs[operation.inputs.index("k_cache")]
-        attributes["ratio"] = q.shape[2] // k_cache.shape[len(k_cache.shape) - 3]
-    kinds = {**operation.attributes, "compute_capability": int}
-    return getattr(registered(), name)(*inputs, **{key: kind(attributes[key]) for key, kind in kinds.items()})
 
 
 def register(trtp: Any, operation: Operation) -> None:

@@ -20,7 +20,7 @@ CHUNK = 4096
 
 
 @triton.jit
-def verify_partial_kernel(
+def dflash_verify_partial(
     logits,
     temperature,
     seeds,
@@ -54,7 +54,7 @@ def verify_partial_kernel(
 
 
 @triton.jit
-def verify_combine_kernel(
+def dflash_verify_combine(
     scores,
     ids,
     tokens,
@@ -103,7 +103,7 @@ def verify_combine_kernel(
 def partial(dtype: torch.dtype, tokens: int, chunk: int = CHUNK) -> Kernel:
     """The kernel of `verify_partial` for logits of `dtype` and a part of the vocabulary that has room for `tokens`."""
     return Kernel(
-        verify_partial_kernel,
+        dflash_verify_partial,
         parameters={
             "logits": pointer(dtype),
             "temperature": "*fp32",
@@ -126,7 +126,7 @@ def partial(dtype: torch.dtype, tokens: int, chunk: int = CHUNK) -> Kernel:
 def combine() -> Kernel:
     """The kernel of `verify_combine`."""
     return Kernel(
-        verify_combine_kernel,
+        dflash_verify_combine,
         parameters={
             "scores": "*fp32",
             "ids": "*i32",

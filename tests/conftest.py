@@ -6,6 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
+import tensorrt_rtx
 import torch
 from hypothesis import settings
 
@@ -26,6 +27,9 @@ QUANTIZED: dict[str, tuple[tuple[QuantAlgo, bool], tuple[QuantAlgo | None, bool]
     "FP8 caches": (("W4A16_NVFP4", True), ("FP8", True)),
 }
 """Of target and drafter: the format of linear layers, and whether the cache is FP8."""
+
+# TensorRT goes on writing to the logger of the first of its objects, and crashes if that is gone before the others.
+BUILDER = tensorrt_rtx.Builder(tensorrt_rtx.Logger(tensorrt_rtx.Logger.ERROR))
 
 torch.set_num_threads(1)
 settings.register_profile("untimed", deadline=None)  # other processes use the machine too

@@ -13,8 +13,12 @@ import torch
 from torch import Tensor
 
 from dflash_trt.plugins.block_attention import block_attention_reference
+from dflash_trt.plugins.kernel import pointer
 from dflash_trt.plugins.kv_write import kv_write_reference
+from dflash_trt.plugins.operation import Alias
+from dflash_trt.plugins.operations import OPERATIONS
 from dflash_trt.plugins.verify import reference_combine, reference_partial
+from tests.network_formats import torch_type
 from tests.network_interpreter import Evaluate, Input
 
 BLOCK = 4
@@ -33,8 +37,9 @@ class RecordedPlugins:
         self._network = network
 
     def __call__(self, name: str, inputs: Sequence[trt.ITensor], **attributes: Any) -> list[trt.ITensor]:
-        outputs, compute = OPERATIONS[name]
+        outputs, compute = COMPUTED[name]
         declared = outputs(inputs)
+        _check(name, inputs, attributes, declared)
         added = [self._placeholder(name, *output) for output in declared]
         for index, tensor in enumerate(added):
             self.computed[tensor.name] = _deferred(compute, inputs, attributes, index)
@@ -96,7 +101,29 @@ def _parts(logits: trt.ITensor) -> Outputs:
     return [(trt.float32, shape), (trt.int32, shape)]
 
 
-OPERATIONS: dict[str, tuple[Callable[[Sequence[trt.ITensor]], Outputs], Callable[..., Sequence[Tensor]]]] = {
+def _check(name: str, inputs: Sequence[trt.ITensor], attributes: dict[str, Any], outputs: Outputs) -> None:
+    """The network gives an operation what it is registered to take, and there is a kernel for that."""
+    [operation] = [each for each in OPERATIONS if each.name == name]
+    tensors = dict(zip(operation.inputs, inputs, strict=True))
+    assert {key: type(value) for key, value in attributes.items()} == dict(operation.attributes)
+    types = {key: torch_type(tensor.dtype) for key, tensor in tensors.items()}
+    shapes = {key: tuple(tensor.shape) for key, tensor in tensors.items()}
+    configured = {**attributes, "compute_capability": 103}
+    kernel = operation.kernel(shapes, types, configured)
+    for key, dtype in types.items():
+        declared = kernel.parameters[key]
+        assert declared == pointer(dtype) or (declared == "*u8" and dtype == torch.float8_e4m3fn)
+    some = {key: tuple(5 if size < 0 else size for size in shape) for key, shape in shapes.items()}
+    described = operation.describe(some, types, configured)
+    assert len(described) == len(operation.outputs) == len(outputs)
+    for key, (dtype, shape) in zip(operation.outputs, outputs, strict=True):
+        output = described[key]
+        of_input = isinstance(output, Alias)
+        assert torch_type(dtype) == (types[output.input] if of_input else output.dtype)
+        assert len(shape) == len(shapes[output.input] if of_input else output.shape)
+
+
+COMPUTED: dict[str, tuple[Callable[[Sequence[trt.ITensor]], Outputs], Callable[..., Sequence[Tensor]]]] = {
     "kv_write": (lambda given: [(each.dtype, tuple(each.shape)) for each in given[10:]], _kv_write),
     "block_attention_partial": (
         lambda given: [(trt.float32, (-1, *given[0].shape)), (trt.float32, (-1, *given[0].shape[:3]))],

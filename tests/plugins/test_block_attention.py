@@ -213,6 +213,18 @@ def test_the_kernels_are_a_softmax_of_what_can_be_seen(given: Pass, programs: in
     assert (difference.abs() <= CLOSE[given.q.dtype] * largest).all()
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("window", [0, 2, 5, 64, 65, 66])
+def test_edges_of_windows_and_of_blocks_of_keys(window: int, causal: bool) -> None:
+    """Rows stand on either side of key 64, where a block of keys ends, windows begin on either side of key 0, and two
+    rows stand past the end of the cache."""
+    for length in (*range(60, 68), 78):
+        given = random_pass(
+            torch.float32, 16, [(length, 4, 0)], rows=5, positions=80, causal=causal, window=window, seed=length
+        )
+        assert_attends(given.with_unseen_unknown().attended(interpret=True), given)
+
+
 @pytest.mark.parametrize("window", [0, 20])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("length", [0, 37])
@@ -235,6 +247,12 @@ def test_a_prefill_is_taken_in_parts(length: int, causal: bool, window: int) -> 
     )
 
 
+def test_a_window_ends_inside_a_program_that_looks_both_ways() -> None:
+    """Its last rows see a whole block of keys of which its first rows see none."""
+    given = random_pass(torch.float32, 16, [(0, 200, 0)], rows=200, positions=200, causal=False, window=64)
+    torch.testing.assert_close(given.attended(interpret=True), given.attended(interpret=False))
+
+
 @pytest.mark.parametrize("length", [0, 5, 300])
 def test_splits_share_the_keys_that_there_are(length: int) -> None:
     """Each sum of exponentials belongs to other keys, a split without keys says so, and what it leaves is unread."""
@@ -253,7 +271,7 @@ def test_splits_share_the_keys_that_there_are(length: int) -> None:
     out, expected = exact(given, 0)
     torch.testing.assert_close(lse[:, 0, :3].double().logsumexp(0), expected, rtol=1e-5, atol=1e-5)
     result = torch.empty_like(given.q)
-    combine_kernel(configuration).launch(partial, lse, given.cos, 1, 4, 4, splits, result)
+    combine_kernel(configuration).launch(partial, lse, given.cos, given.q, 1, 4, 4, splits, result)
     torch.testing.assert_close(result[0, :3].double(), out, rtol=1e-5, atol=1e-5)
 
 

@@ -7,19 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+import tensorrt_rtx as trt
 import torch
 
 from dflash_trt.plugins import operations
 from dflash_trt.plugins.kernel import parameter_types
 from dflash_trt.plugins.operation import Operation
-from dflash_trt.plugins.registration import instance, register, registered
-from tests.plugins.tensorrt_plugin import (
-    Dimension,
-    DimsExprs,
-    ExprBuilder,
-    QuickPluginCreationRequest,
-    tensorrt_plugin,
-)
+from dflash_trt.plugins.registration import register, registered
+from tests.plugins.tensorrt_plugin import Dims, Embedded, ask, static, tensorrt_plugin
 
 TRT_TYPES = {
     torch.float32: "FLOAT",
@@ -29,8 +24,6 @@ TRT_TYPES = {
     torch.int32: "INT32",
     torch.int64: "INT64",
 }
-Dims = tuple[int | str, ...]
-"""A shape: numbers, and names of dimensions that differ between calls."""
 
 
 @dataclass(frozen=True)
@@ -141,76 +134,16 @@ def trtp() -> Iterator[Any]:
         yield module
 
 
-@dataclass(frozen=True)
-class Embedded:
-    """What TensorRT has after it asked for everything."""
-
-    types: list[Any]
-    shapes: list[list[Dimension]]
-    aliases: list[int]
-    formats: list[tuple[Any, Any]]
-    name: str
-    ptx: str
-    launch: Any
-    arguments: list[Any]
-
-
-class _Arguments(dict[int, Any]):
-    nbSymExprs = 0
-
-
 def embed(case: Case, compute_capability: int = 103) -> Embedded:
-    """Ask for everything in the order in which TensorRT builds with an ahead-of-time plugin."""
-    import tensorrt_rtx as trt
-
+    """The case's operation in a network."""
     network = trt.Builder(trt.Logger(trt.Logger.ERROR)).create_network(0)
-    static = [tuple(-1 if isinstance(size, str) else size for size in dims) for _, dims in case.inputs.values()]
-    types = [getattr(trt.DataType, TRT_TYPES[dtype]) for dtype, _ in case.inputs.values()]
-    tensors = [network.add_input(*given) for given in zip(case.inputs, types, static, strict=True)]
-    given = {"most_rows": 0, **case.attributes, "ratio": 0}  # which follows from tensors
-    made = instance(case.operation.name, tensors, compute_capability=compute_capability, **given)
-    _, _, plugin = made(QuickPluginCreationRequest.STRICT_AOT)
-    assert plugin.attrs == {**case.attributes, "compute_capability": compute_capability}
-    output_types = plugin.get_output_data_types(types, [len(dims) for dims in static])
-    inputs = [dimensions(dims) for _, dims in case.inputs.values()]
-    shapes = plugin.get_output_shapes(inputs, [], ExprBuilder())
-    everything = [
-        *zip(types, static, strict=True),
-        *((kind, (-1,) * len(dims)) for kind, dims in zip(output_types, shapes, strict=True)),
+    tensors = [
+        network.add_input(name, getattr(trt.DataType, TRT_TYPES[dtype]), static(dims))
+        for name, (dtype, dims) in case.inputs.items()
     ]
-    descs = [describe(trt, *given) for given in everything]
-    formats = plugin.get_supported_format_combinations(descs, len(inputs))
-    count = len(inputs)
-    plugin.configure_plugin(descs[:count], descs[count:])
-    plugin.set_tactic(0)
-    launch, arguments = type("Launch", (), {})(), _Arguments()
-    plugin.get_launch_params(inputs, descs, count, launch, arguments, ExprBuilder())
-    name, ptx = plugin.get_kernel([desc.desc for desc in descs[:count]], [desc.desc for desc in descs[count:]])
-    assert list(arguments) == list(range(arguments.nbSymExprs))
-    return Embedded(
-        types=output_types,
-        shapes=[list(shape) for shape in shapes],
-        aliases=[plugin.get_aliased_input(index) for index in range(len(shapes))],
-        formats=[(desc.type, desc.format) for desc in formats],
-        name=name,
-        ptx=ptx.decode(),
-        launch=launch,
-        arguments=list(arguments.values()),
-    )
-
-
-def dimensions(dims: Dims) -> DimsExprs:
-    exprs = DimsExprs(len(dims))
-    for index, size in enumerate(dims):
-        exprs[index] = Dimension.named(size) if isinstance(size, str) else ExprBuilder().constant(size)
-    return exprs
-
-
-def describe(trt: Any, kind: Any, dims: tuple[int, ...]) -> Any:
-    dynamic, desc = trt.DynamicPluginTensorDesc(), trt.PluginTensorDesc()
-    desc.dims, desc.type, desc.format = dims, kind, trt.TensorFormat.LINEAR
-    dynamic.desc = desc
-    return dynamic
+    operation = getattr(registered(), case.operation.name)
+    made = operation(*tensors, **case.attributes, compute_capability=compute_capability)
+    return ask(made, tensors, [dims for _, dims in case.inputs.values()])
 
 
 def numbers(case: Case) -> dict[str, tuple[int, ...]]:
@@ -274,6 +207,13 @@ def test_kernels_are_for_the_gpu_that_is_asked_for(trtp: Any) -> None:
     for compute_capability in (90, 120):
         result = embed(CASES["verify_combine"], compute_capability)
         assert f".target sm_{compute_capability}" in result.ptx
+
+
+def test_an_input_of_another_type_than_the_kernel_s_is_refused() -> None:
+    case = CASES["verify_partial"]
+    types = {name: dtype for name, (dtype, _) in case.inputs.items()}
+    with pytest.raises(ValueError, match=r"verify_partial takes first as \*i32, it is torch.int64"):
+        case.operation.kernel(numbers(case), {**types, "first": I64}, {})
 
 
 def test_registering_again_changes_nothing(trtp: Any) -> None:
