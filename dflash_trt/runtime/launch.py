@@ -7,7 +7,6 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 
@@ -45,22 +44,23 @@ def open_executor(engine: Engine, device: str | None) -> tuple[Executor, Callabl
             f"{engine.path}: tp_size is {size}, {world.size_variable} is {world.size}; start {size} processes, or one "
             "without a launcher, or build with that --tp_size"
         )
-    if engine.config.builder.tensorrt is not None:
-        _refuse_tensorrt(engine)
-    check_rank_files(engine)
+    _check_files(engine, device)
     if size == 1:
         return load_executor(engine, find_device(device)), lambda: None
     executor = _start_ranks(engine, device, size) if world is None else _join(engine, device, world)
     return executor, executor.close
 
 
-def _refuse_tensorrt(engine: Engine) -> NoReturn:
+def _check_files(engine: Engine, device: str | None) -> None:
+    """Before any rank is started."""
+    builder = engine.config.builder
+    if builder.tensorrt is None:
+        check_rank_files(engine)
+        return
     check_plans(engine)
     check_runs_here(engine)
-    raise UserError(
-        f"{engine.path}: engines of {engine.config.builder.backend} are built and inspected by this version, not run; "
-        "build with --backend torch to run the pair"
-    )
+    if find_device(device).type != "cuda":
+        raise UserError(f"{engine.path}: is an engine of {builder.backend}, device {device!r} must be cuda or cuda:N")
 
 
 def _start_ranks(engine: Engine, device: str | None, size: int) -> ParallelExecutor:

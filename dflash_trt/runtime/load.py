@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 from dflash_trt.checkpoint.open_checkpoint import DrafterCheckpoint, TargetCheckpoint
+from dflash_trt.engine.bindings import Bindings, Model, drafter_bindings, target_bindings
 from dflash_trt.engine.directory import Engine
+from dflash_trt.engine.plans import open_plans
+from dflash_trt.engine.tensorrt_api import TensorRTName, load_tensorrt
 from dflash_trt.engine.weights import open_weights
 from dflash_trt.errors import UserError
 from dflash_trt.models.pair import load_pair
 from dflash_trt.ops.ranks import ALONE, Ranks
+from dflash_trt.runtime.rank_group import nccl_communicator
+from dflash_trt.runtime.step import Executor
+from dflash_trt.runtime.tensorrt_engine import TensorRTEngine
+from dflash_trt.runtime.tensorrt_executor import TensorRTExecutor
 from dflash_trt.runtime.torch_executor import TorchExecutor
 
 
-def load_executor(engine: Engine, device: torch.device, ranks: Ranks = ALONE) -> TorchExecutor:
-    """Load an engine of the torch backend, or a rank's part; on a CPU its weights stay mapped, held once.
+def load_executor(engine: Engine, device: torch.device, ranks: Ranks = ALONE) -> Executor:
+    """Load an engine, or a rank's part.
 
     Raises:
-        UserError: a weight file is damaged, or there is no memory for the caches.
+        UserError: a file is damaged, there is no memory for the caches, or TensorRT does not take the engine.
     """
+    if engine.config.builder.tensorrt is None:
+        return _load_torch(engine, device, ranks)
+    return _load_tensorrt(engine, engine.config.builder.tensorrt, device, ranks)
+
+
+def _load_torch(engine: Engine, device: torch.device, ranks: Ranks) -> TorchExecutor:
+    """On a CPU its weights stay mapped, held once."""
     build, target, drafter = (
         engine.config.build_config,
         engine.config.pretrained_config,
@@ -35,6 +51,35 @@ def load_executor(engine: Engine, device: torch.device, ranks: Ranks = ALONE) ->
         device=device,
         ranks=ranks.size,
     )
+    with _room_for_caches(engine, device):
+        return TorchExecutor(
+            pair,
+            max_batch_size=build.max_batch_size,
+            max_seq_len=build.max_seq_len,
+            max_num_tokens=build.max_num_tokens,
+            ranks=ranks,
+        )
+
+
+def _load_tensorrt(engine: Engine, name: TensorRTName, device: torch.device, ranks: Ranks) -> TensorRTExecutor:
+    tensorrt, plans, config = load_tensorrt(name), open_plans(engine, ranks.rank), engine.config
+    plugins = config.builder.uses_plugins
+    communicator = None if ranks.size == 1 else nccl_communicator(ranks, device)
+
+    def loaded(which: Model, bindings: Bindings) -> TensorRTEngine:
+        with plans.read(which) as plan:
+            return TensorRTEngine(tensorrt, plan, str(plans.files[which]), bindings, device, communicator)
+
+    target = loaded("target", target_bindings(config, plugins=plugins))
+    drafter = loaded("drafter", drafter_bindings(config, plugins=plugins))
+    shared = {name: plans.shared.read(name).to(device) for name in plans.shared.names()}
+    with _room_for_caches(engine, device):
+        return TensorRTExecutor(config, target, drafter, shared, plugins=plugins, ranks=ranks)
+
+
+@contextmanager
+def _room_for_caches(engine: Engine, device: torch.device) -> Iterator[None]:
+    build = engine.config.build_config
     no_room = UserError(
         f"{engine.path}: its caches take {engine.config.cache_bytes} bytes, more than {device} can give; build with a "
         f"smaller --max_batch_size, now {build.max_batch_size}, or --max_seq_len, now {build.max_seq_len}"
@@ -43,13 +88,7 @@ def load_executor(engine: Engine, device: torch.device, ranks: Ranks = ALONE) ->
     if engine.config.cache_bytes > memory_of(device):
         raise no_room
     try:
-        return TorchExecutor(
-            pair,
-            max_batch_size=build.max_batch_size,
-            max_seq_len=build.max_seq_len,
-            max_num_tokens=build.max_num_tokens,
-            ranks=ranks,
-        )
+        yield
     except (RuntimeError, MemoryError):  # of torch, OutOfMemoryError on a GPU and a plain RuntimeError on a CPU
         raise no_room from None
 

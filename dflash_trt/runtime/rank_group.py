@@ -113,6 +113,12 @@ def connect(store: Store, rank: int, size: int, device: torch.device, *, local: 
     return control, Ranks(rank, size, nccl)
 
 
+def nccl_communicator(ranks: Ranks, device: torch.device) -> int:
+    """The address of the `ncclComm_t` that these ranks exchange by; all must ask for it together."""
+    ranks.all_gather(torch.zeros(1, device=device))  # the first exchange makes it
+    return int(ranks.group._comm_ptr())
+
+
 def share_of_cores(ranks: int) -> int:
     """Threads for each of so many ranks on this machine."""
     return max(1, len(os.sched_getaffinity(0)) // ranks)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping
+from mmap import mmap
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ class TensorRTEngine:
 
     Args:
         tensorrt: what built the plan.
-        plan: the serialized engine.
+        plan: the serialized engine, mapped; not used after this returns.
         name: of its file, for messages.
         bindings: its table.
         device: a CUDA device.
@@ -35,7 +36,7 @@ class TensorRTEngine:
     def __init__(
         self,
         tensorrt: TensorRT,
-        plan: bytes,
+        plan: mmap,
         name: str,
         bindings: Bindings,
         device: torch.device,

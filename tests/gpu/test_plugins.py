@@ -1,0 +1,70 @@
+"""The plugin's kernels on CUDA against their torch references."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from dflash_trt.plugins.block_attention import block_attention, block_attention_reference
+from dflash_trt.plugins.kv_write import kv_write, kv_write_reference
+from dflash_trt.plugins.verify import reference_combine, reference_partial, verify
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+SLOTS, HEADS, KV_HEADS, POSITIONS = 6, 8, 2, 700
+LENGTHS = ([0, 1, 37, 600], [16, 1, 7, 16])
+
+
+def tables(size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    frequencies = 10_000 ** (-torch.arange(size // 2, device="cuda") / (size // 2))
+    angles = torch.arange(POSITIONS, device="cuda")[:, None] * frequencies
+    return angles.cos(), angles.sin()
+
+
+def ints(values: list[int]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32, device="cuda")
+
+
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("size", [64, 80, 128])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_caches_are_written_and_read(dtype: torch.dtype, size: int, fp8: bool) -> None:
+    """Rows of four sequences in slots out of order: written to the bit, or to a last place of e4m3, then attended to."""
+    torch.manual_seed(0)
+    kv_len, q_len = map(ints, LENGTHS)
+    slots = ints([4, 0, 5, 2])
+    keys, values = (torch.randn(4, 16, 1, KV_HEADS, size, device="cuda").to(dtype) for _ in range(2))
+    q = torch.randn(4, 16, HEADS, size, device="cuda").to(dtype)
+    norm = torch.rand(1, size, device="cuda").to(dtype)
+    scale = torch.full((1,), 0.02, device="cuda") if fp8 else None
+    held = torch.float8_e4m3fn if fp8 else dtype
+    filled = torch.randn(1, SLOTS, KV_HEADS, POSITIONS, size, device="cuda").to(held)
+    ours, expected = ([filled.clone(), filled.clone()] for _ in range(2))
+    given = (keys, values, norm, *tables(size), kv_len, q_len, slots, scale, scale)
+    kv_write(*given, *ours, eps=1e-6)
+    kv_write_reference(*given, *expected, 1e-6)
+    for cache, reference in zip(ours, expected, strict=True):
+        torch.testing.assert_close(cache.float(), reference.float(), rtol=0.13 if fp8 else 1e-2, atol=1e-3)
+    attended = (q, norm[0], *tables(size), kv_len, q_len, slots, scale, scale, expected[0][0], expected[1][0])
+    for causal, window in ((True, 0), (False, 0), (True, 20), (False, 5)):
+        result = block_attention(*attended, causal=causal, window=window, eps=1e-6)
+        reference = block_attention_reference(*attended, None, causal=causal, window=window, eps=1e-6)
+        for row, count in enumerate(LENGTHS[1]):
+            tolerance = 1e-4 if dtype == torch.float32 else 2e-2
+            torch.testing.assert_close(result[row, :count], reference[row, :count], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_tokens_are_chosen(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(4, 16, 50_000, device="cuda").to(dtype)
+    temperature = torch.tensor([0.0, 0.7, 1.0, 0.0], device="cuda")
+    seeds, first = torch.arange(4, device="cuda"), ints([5, 9, 1000, 3])
+    guesses = logits.argmax(-1).roll(1, 1).int()
+    draft_len = ints([15, 3, 15, 0])
+    noise = (temperature, seeds, first)
+    ours = verify(logits, *noise, guesses, draft_len)
+    expected = reference_combine(
+        *reference_partial(logits, *noise, ints([logits.shape[-1]]), ints([0])), guesses, draft_len
+    )
+    for result, reference in zip(ours, expected, strict=True):
+        assert torch.equal(result, reference)

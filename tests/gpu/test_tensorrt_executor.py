@@ -1,0 +1,46 @@
+"""TensorRT engines on the GPU that they were built for, against the torch executor on the same weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
+from dflash_trt.engine.build import build_engine, plan_build
+from dflash_trt.engine.compatibility import check_builds_here, gpu_here, installed_version
+from dflash_trt.engine.config import BuildConfig
+from dflash_trt.engine.tensorrt_api import TensorRTName
+from dflash_trt.errors import UserError
+from dflash_trt.runtime.llm import LLM
+from dflash_trt.runtime.sampling import SamplingParams
+from tests.conftest import TINY
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+PROMPTS = [[5, 6, 7], list(range(3, 90)), [40, 41], [100] * 20, [7]]
+
+
+@pytest.mark.parametrize("backend", ["tensorrt_rtx", "tensorrt"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_tokens_equal_those_of_torch(backend: TensorRTName, temperature: float, tmp_path: Path) -> None:
+    """In float32, where near ties are rare, with and without speculation, in fewer slots than prompts."""
+    if installed_version(backend) is None:
+        pytest.skip(f"{backend} is not installed")
+    target, drafter = open_target(TINY / "target"), open_drafter(TINY / "drafter")
+    config = BuildConfig(dtype="float32", max_batch_size=3, max_seq_len=256, max_num_tokens=32)
+    try:
+        planned = plan_build(target, drafter, config, tmp_path / "tensorrt", backend, gpu_here())
+        check_builds_here(planned.config.builder)
+    except UserError as refusal:
+        pytest.skip(str(refusal))
+    planned.write()
+    build_engine(target, drafter, config, tmp_path / "torch")
+    expected, actual = (LLM(tmp_path / name, device="cuda") for name in ("torch", "tensorrt"))
+    params = SamplingParams(max_tokens=40, ignore_eos=True, temperature=temperature, seed=3)
+    for window in (1, 4, 8):
+        tokens = [
+            [each.outputs[0].token_ids for each in llm.generate(PROMPTS, params, verify_window=window)]
+            for llm in (expected, actual)
+        ]
+        assert tokens[0] == tokens[1]
