@@ -124,8 +124,8 @@ def combine_kernel(attention: BlockAttention) -> Kernel:
     )
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def _rotated_queries(  # type: ignore[no-untyped-def]
+@triton.jit
+def _rotated_queries(
     q,
     q_norm,
     cos,
@@ -159,8 +159,8 @@ def _rotated_queries(  # type: ignore[no-untyped-def]
     return (x * cosine + y * tl.where(column < half, -sine, sine)).to(dtype)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def dflash_block_attention_partial(  # type: ignore[no-untyped-def]
+@triton.jit
+def dflash_block_attention_partial(
     q,
     q_norm,
     cos,
@@ -259,19 +259,19 @@ def dflash_block_attention_partial(  # type: ignore[no-untyped-def]
         sums = tl.dot(weights.to(query.dtype), values, sums * kept[:, None], input_precision="ieee")
         maximum = higher
 
-    divisor = tl.where(total > 0, total, 1.0)
+    divisor = tl.where(total == 0, 1.0, total)
     sums = sums / divisor[:, None]
     if SCALED:
         sums *= tl.load(v_scale)
-    logarithm = tl.where(total > 0, (maximum + tl.log2(divisor)) * 0.6931471805599453, float("-inf"))
+    logarithm = tl.where(total == 0, float("-inf"), (maximum + tl.log2(divisor)) * 0.6931471805599453)
     target = split.to(tl.int64) * batch * rows * (kv_heads * RATIO) + head
     tl.store(lse + target, logarithm, mask=row < rows * RATIO)
     written = live[:, None] & (column < HEAD_DIM)[None, :]
     tl.store(partial + target[:, None] * HEAD_DIM + column[None, :], sums, mask=written)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def dflash_block_attention_combine(  # type: ignore[no-untyped-def]
+@triton.jit
+def dflash_block_attention_combine(
     partial,
     lse,
     sinks,
@@ -309,5 +309,5 @@ def dflash_block_attention_combine(  # type: ignore[no-untyped-def]
         sums = sums * kept + tl.sum(share * weight[:, None], axis=0)
         total = total * kept + tl.sum(weight, axis=0)
         maximum = higher
-    result = sums / tl.where(total > 0, total, 1.0)
+    result = sums / tl.where(total == 0, 1.0, total)
     tl.store(out + head * HEAD_DIM + column, result.to(out.dtype.element_ty), mask=column < HEAD_DIM)

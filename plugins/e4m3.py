@@ -7,7 +7,7 @@ import triton.language as tl
 
 
 @triton.jit
-def e4m3_codes(x):  # type: ignore[no-untyped-def]
+def e4m3_codes(x):
     """Float32 as e4m3, clipped to +-448, ties to even, NaN kept: the codes as uint8. In integers, so on every GPU."""
     bits = x.to(tl.int32, bitcast=True)
     size = tl.minimum((bits & 0x7FFFFFFF).to(tl.float32, bitcast=True), 448.0)
@@ -20,8 +20,8 @@ def e4m3_codes(x):  # type: ignore[no-untyped-def]
     return (code | ((bits >> 24) & 0x80)).to(tl.uint8)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def e4m3_values(codes, dtype: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit
+def e4m3_values(codes, dtype: tl.constexpr):
     """Keys or values as they are multiplied; codes of e4m3 without their scale, which is applied to sums."""
     if codes.dtype == tl.uint8:
         # In the fields of float32, e4m3 is 2^-120 times itself, subnormals included.

@@ -179,8 +179,8 @@ def _check(keys: Tensor, k_cache: Tensor, v_cache: Tensor, cos: Tensor, k_scale:
         )
 
 
-@triton.jit  # type: ignore[untyped-decorator]
-def dflash_kv_write(  # type: ignore[no-untyped-def]
+@triton.jit
+def dflash_kv_write(
     keys,
     values,
     k_norm,
