@@ -190,6 +190,7 @@ def dflash_block_attention_partial(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
+    """`BLOCK_M` rows of a KV head against a share of the keys, `BLOCK_N` at a time."""
     # The last rows of a causal prefill see most: those programs start first.
     first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     kv_head = tl.program_id(1) % kv_heads
