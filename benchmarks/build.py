@@ -185,7 +185,7 @@ def main(layers: int, vocab_size: int, max_seq_len: int, directory: Path | None)
         if not (root / "checkpoint").exists():
             write_pair(root / "checkpoint", layers, vocab_size)
         seconds, peak = watched(
-            [sys.executable, "-m", "dflash_trt.cli.main", "build", "--checkpoint_dir", str(root / "checkpoint")]
+            [str(Path(sys.executable).with_name("dflash-trt")), "build", "--checkpoint_dir", str(root / "checkpoint")]
             + ["--output_dir", str(root / "engine"), "--backend", "tensorrt_rtx", "--compute_capability", "sm120"]
             + ["--max_batch_size", "8", "--max_seq_len", str(max_seq_len)]
         )

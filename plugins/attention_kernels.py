@@ -191,7 +191,7 @@ def dflash_block_attention_partial(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """One share of the keys, for a tile of the rows of a KV head's query heads."""
+    """`BLOCK_M` rows of a KV head against a share of the keys, `BLOCK_N` at a time."""
     # The last rows of a causal prefill see most: those programs start first.
     first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
     kv_head = tl.program_id(1) % kv_heads
@@ -261,11 +261,11 @@ def dflash_block_attention_partial(
         sums = tl.dot(weights.to(query.dtype), values, sums * kept[:, None], input_precision="ieee")
         maximum = higher
 
-    divisor = tl.where(total > 0, total, 1.0)
+    divisor = tl.where(total == 0, 1.0, total)
     sums = sums / divisor[:, None]
     if SCALED:
         sums *= tl.load(v_scale)
-    logarithm = tl.where(total > 0, (maximum + tl.log2(divisor)) * 0.6931471805599453, float("-inf"))
+    logarithm = tl.where(total == 0, float("-inf"), (maximum + tl.log2(divisor)) * 0.6931471805599453)
     target = split.to(tl.int64) * batch * rows * (kv_heads * RATIO) + head
     tl.store(lse + target, logarithm, mask=row < rows * RATIO)
     written = live[:, None] & (column < HEAD_DIM)[None, :]
@@ -312,5 +312,5 @@ def dflash_block_attention_combine(
         sums = sums * kept + tl.sum(share * weight[:, None], axis=0)
         total = total * kept + tl.sum(weight, axis=0)
         maximum = higher
-    result = sums / tl.where(total > 0, total, 1.0)
+    result = sums / tl.where(total == 0, 1.0, total)
     tl.store(out + head * HEAD_DIM + column, result.to(out.dtype.element_ty), mask=column < HEAD_DIM)

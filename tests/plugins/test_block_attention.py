@@ -275,6 +275,16 @@ def test_splits_share_the_keys_that_there_are(length: int) -> None:
     torch.testing.assert_close(result[0, :3].double(), out, rtol=1e-5, atol=1e-5)
 
 
+def test_what_is_no_number_is_not_hidden() -> None:
+    """A row of NaN stays one, and those beside it stay what they are."""
+    given = random_pass(torch.float32, 16, [(9, 3, 0)], rows=3, positions=12)
+    expected = given.attended(interpret=True)
+    given.q[0, 1] = torch.nan
+    actual = given.attended(interpret=True)
+    assert actual[0, 1].isnan().all()
+    assert torch.equal(actual[0, ::2], expected[0, ::2])
+
+
 @pytest.mark.parametrize("compute_capability", [80, 90])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_every_code_of_an_fp8_cache_is_decoded(dtype: torch.dtype, compute_capability: int) -> None:
