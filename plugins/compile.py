@@ -12,6 +12,9 @@ from dataclasses import asdict, dataclass, replace
 
 import click
 import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Column, Table
 
 from dflash_trt.errors import UserError
 from dflash_trt.plugins import verify
@@ -74,7 +77,9 @@ def rows(compute_capability: int) -> list[Row]:
         UserError: there are no kernels for it.
     """
     made = []
-    for configuration, kernel in configurations(compute_capability).items():
+    kernels = configurations(compute_capability)
+    console = Console(stderr=True)
+    for configuration, kernel in track(kernels.items(), "compiling", len(kernels), console=console, transient=True):
         compiled = kernel.compile(compute_capability)
         parameters = list(zip(kernel.parameters, compiled.parameters, strict=True))
         numbers = compiled.registers, compiled.spills, compiled.shared, compiled.threads
@@ -119,26 +124,17 @@ def parse(compute_capability: str) -> int:
 
 
 def _print(compiled: list[Row], compute_capability: int) -> None:
-    from rich.console import Console
-    from rich.table import Column, Table
-
-    right = {"justify": "right", "no_wrap": True}
-    table = Table(
-        Column("kernel", overflow="fold"),
-        Column("configuration", overflow="fold"),
-        Column("registers", **right),  # type: ignore[arg-type]
-        Column("spills", **right),  # type: ignore[arg-type]
-        Column("shared", **right),  # type: ignore[arg-type]
-        Column("threads", **right),  # type: ignore[arg-type]
-        Column("PTX parameters", overflow="fold"),
-        title=f"sm{compute_capability}, {SHARED_MEMORY[compute_capability]} KiB of shared memory a block",
-        title_justify="left",
-    )
+    console = Console()
+    right = [Column(name, justify="right") for name in ("registers", "spills", "shared", "threads")]
+    title = f"sm{compute_capability}, {SHARED_MEMORY[compute_capability]} KiB of shared memory a block"
+    table = Table(Column("kernel", overflow="fold"), *right, title=title, title_justify="left")
     for row in compiled:
-        numbers = (str(number) for number in (row.registers, row.spills, row.shared, row.threads))
-        parameters = ", ".join(f"{name} {kind}" for name, kind in row.parameters)
-        table.add_row(row.kernel, row.configuration, *numbers, parameters)
-    Console().print(table)
+        numbers = (row.registers, row.spills, row.shared, row.threads)
+        table.add_row(row.configuration, *map(str, numbers))
+    console.print(table)
+    for name, parameters in {row.kernel: row.parameters for row in compiled}.items():
+        told = ", ".join(f"{parameter} {kind}" for parameter, kind in parameters)
+        console.print(f"[bold]{name}[/bold]({told})", highlight=False)
 
 
 if __name__ == "__main__":
