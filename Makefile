@@ -1,17 +1,22 @@
-# The two commands of the README, and the check that CI adds. Each makes .venv first if it is not there.
+# The two commands of the README, the check that CI adds, and what only a GPU shows. Each makes .venv first if it is not there.
 
 PYTHON ?= python3
 BIN := .venv/bin
 # Tests run side by side, one thread each: threads that contend for cores are far slower than processes that do not.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
-.PHONY: demo test check
+.PHONY: demo test check gpu
 
 demo: .venv/ready
 	$(BIN)/dflash-trt demo
 
 test: .venv/ready
 	$(TEST_ENV) $(BIN)/python -m pytest --numprocesses auto
+
+# What only a GPU shows; needs the CUDA build of torch. Under five minutes.
+gpu: .venv/ready
+	$(BIN)/python -m pytest tests/gpu -rs
+	$(BIN)/python benchmarks/kernels.py
 
 check: .venv/ready
 	$(BIN)/ruff check .

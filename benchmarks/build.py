@@ -157,7 +157,7 @@ def watched(command: list[str]) -> tuple[float, Peak]:
                 for each in (root, *root.children(recursive=True)):
                     with suppress(psutil.Error, OSError):
                         status = _status(each.pid)
-                        allocated, mapped = allocated + status["RssAnon"], mapped + status["RssFile"]
+                        allocated, mapped = allocated + status.get("RssAnon", 0), mapped + status.get("RssFile", 0)
             if allocated > peak.allocated:
                 peak = Peak(allocated, mapped)
             time.sleep(0.2)
