@@ -152,6 +152,8 @@ def verify_partial(
     valid: Tensor,
     offset: Tensor,
     chunk: int = CHUNK,
+    *,
+    interpret: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The best token of every chunk of this rank's part of the vocabulary, for every row.
 
@@ -162,6 +164,7 @@ def verify_partial(
         first: [B] int32, the position that the token of row 0 will have; those of the others follow.
         valid: [1] int32, how many of the V tokens exist; those after them are padding.
         offset: [1] int32, the id of the first of the V tokens.
+        interpret: on a CPU, the kernel in Triton's interpreter, not the reference.
 
     Returns:
         scores: [B, v, C] float32, the largest logit, or logit / T + noise; infinite where a logit is infinite or NaN.
@@ -172,6 +175,8 @@ def verify_partial(
         require_shape("verify_partial", name, tensor, (batch,))
     for name, tensor in {"valid": valid, "offset": offset}.items():
         require_shape("verify_partial", name, tensor, (1,))
+    if not logits.is_cuda and not interpret:
+        return reference_partial(logits, temperature, seeds, first, valid, offset, chunk)
     scores = logits.new_empty((batch, rows, cdiv(tokens, chunk)), dtype=torch.float32)
     ids = torch.empty_like(scores, dtype=torch.int32)
     kernel = partial(logits.dtype, tokens, chunk)
@@ -179,13 +184,16 @@ def verify_partial(
     return scores, ids
 
 
-def verify_combine(scores: Tensor, ids: Tensor, tokens: Tensor, draft_len: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def verify_combine(
+    scores: Tensor, ids: Tensor, tokens: Tensor, draft_len: Tensor, *, interpret: bool = False
+) -> tuple[Tensor, Tensor, Tensor]:
     """The token of every row, and how many guesses agree with those.
 
     Args:
         scores, ids: [B, v, C] of all chunks of all ranks, as `verify_partial` gives them.
         tokens: [B, v] int32, the token before each row: from the second on they are guesses of the row before.
         draft_len: [B] int32, how many of them are guesses; 0..v - 1.
+        interpret: as for `verify_partial`.
 
     Returns:
         chosen: [B, v] int32; -1 where a logit was infinite or NaN.
@@ -196,6 +204,8 @@ def verify_combine(scores: Tensor, ids: Tensor, tokens: Tensor, draft_len: Tenso
     require_shape("verify_combine", "ids", ids, (batch, rows, chunks))
     require_shape("verify_combine", "tokens", tokens, (batch, rows))
     require_shape("verify_combine", "draft_len", draft_len, (batch,))
+    if not scores.is_cuda and not interpret:
+        return reference_combine(scores, ids, tokens, draft_len)
     chosen = torch.empty_like(tokens)
     accepted, following = torch.empty_like(draft_len), torch.empty_like(draft_len)
     combine().launch(scores, ids, tokens, draft_len, batch, rows, chunks, chosen, accepted, following)
@@ -211,15 +221,14 @@ def verify(
     draft_len: Tensor,
     valid: int | None = None,
     chunk: int = CHUNK,
+    *,
+    interpret: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Both on one rank: (chosen, accepted, next) of logits [B, v, V], of which `valid` tokens exist, or all.
-
-    The kernels run wherever the logits are: on a CPU in Triton's interpreter, which is slow.
-    """
+    """Both on one rank: (chosen, accepted, next) of logits [B, v, V], of which `valid` tokens exist, or all."""
     exist = torch.full_like(draft_len[:1], logits.shape[-1] if valid is None else valid)
     offset = torch.zeros_like(exist)
-    scores, ids = verify_partial(logits, temperature, seeds, first, exist, offset, chunk)
-    return verify_combine(scores, ids, tokens, draft_len)
+    best = verify_partial(logits, temperature, seeds, first, exist, offset, chunk, interpret=interpret)
+    return verify_combine(*best, tokens, draft_len, interpret=interpret)
 
 
 def reference_partial(

@@ -19,8 +19,6 @@ from dflash_trt.models.pair import load_pair
 from dflash_trt.ops.ranks import ALONE, Ranks
 from dflash_trt.runtime.rank_group import nccl_communicator
 from dflash_trt.runtime.step import Executor
-from dflash_trt.runtime.tensorrt_engine import TensorRTEngine
-from dflash_trt.runtime.tensorrt_executor import TensorRTExecutor
 from dflash_trt.runtime.torch_executor import TorchExecutor
 
 
@@ -61,7 +59,11 @@ def _load_torch(engine: Engine, device: torch.device, ranks: Ranks) -> TorchExec
         )
 
 
-def _load_tensorrt(engine: Engine, name: TensorRTName, device: torch.device, ranks: Ranks) -> TensorRTExecutor:
+def _load_tensorrt(engine: Engine, name: TensorRTName, device: torch.device, ranks: Ranks) -> Executor:
+    # Which need Triton, and the torch backend does not.
+    from dflash_trt.runtime.tensorrt_engine import TensorRTEngine
+    from dflash_trt.runtime.tensorrt_executor import TensorRTExecutor
+
     tensorrt, plans, config = load_tensorrt(name), open_plans(engine, ranks.rank), engine.config
     plugins = config.builder.uses_plugins
     communicator = None if ranks.size == 1 else nccl_communicator(ranks, device)

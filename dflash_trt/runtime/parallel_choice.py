@@ -46,8 +46,13 @@ def refuse_overflow(logits: Tensor, ranks: Ranks) -> None:
         UserError: on every rank.
     """
     if not bool(ranks.all_gather(logits.isfinite().all().reshape(1)).all()):
-        narrow = str(logits.dtype).removeprefix("torch.")
-        raise UserError(f"the target's values overflow {narrow}; build the engine with --dtype bfloat16 or float32")
+        raise overflow(logits.dtype)
+
+
+def overflow(dtype: torch.dtype) -> UserError:
+    """What to say of logits that are not finite."""
+    narrow = str(dtype).removeprefix("torch.")
+    return UserError(f"the target's values overflow {narrow}; build the engine with --dtype bfloat16 or float32")
 
 
 def _choose_from_rows(

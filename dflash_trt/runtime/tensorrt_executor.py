@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -12,8 +12,9 @@ from dflash_trt.engine.bindings import EMBEDDING, Bindings, Model, drafter_bindi
 from dflash_trt.engine.config import EngineConfig
 from dflash_trt.ops.ranks import ALONE, Ranks
 from dflash_trt.runtime.engine_io import CacheStorage, EngineIO, Sizes
-from dflash_trt.runtime.parallel_choice import choose_among_ranks, refuse_overflow
-from dflash_trt.runtime.sampling import Sampling, choose
+from dflash_trt.runtime.kernel_choice import choose_by_kernels
+from dflash_trt.runtime.parallel_choice import choose_among_ranks, overflow, refuse_overflow
+from dflash_trt.runtime.sampling import Sampling
 from dflash_trt.runtime.step import Step, Verified
 
 
@@ -52,7 +53,8 @@ class TensorRTExecutor:
         self.max_seq_len = build.max_seq_len
         self.max_num_tokens = build.max_num_tokens
         self.block_size = config.speculative_config.block_size
-        self._config = config
+        self._vocab_size = config.pretrained_config.vocab_size
+        self._drafter_is_whole = config.speculative_config.has_reduced_vocabulary
         self._plugins = plugins
         self._ranks = ranks
         device = shared[EMBEDDING].device
@@ -87,23 +89,34 @@ class TensorRTExecutor:
         }
         sizes: Sizes = {"batch": len(step.tokens), "rows": step.tokens.shape[1], "choices": rows.shape[1]}
         tensors = self._run(self._target, self._run_target, sizes, step.slots, values)
-        refuse_overflow(tensors["logits"], self._ranks)
-        if self._plugins and not step.sampling.needs_rows:
-            return Verified(tensors["accepted"].cpu().long(), tensors["next"].cpu().long())
-        return step.verified(self._choose(tensors["logits"], step.chosen_positions, step.sampling, step.guesses))
+        if step.sampling.needs_rows:
+            refuse_overflow(tensors["logits"], self._ranks)
+            return step.verified(self._choose(tensors["logits"], step.chosen_positions, step.sampling, step.guesses))
+        chosen, accepted, following = self._chosen(
+            ("chosen", "accepted", "next"),
+            tensors,
+            step.sampling,
+            step.chosen_positions[:, 0],
+            step.tokens.gather(1, rows),
+            step.draft_len,
+        )
+        if bool((chosen < 0).any()):
+            raise overflow(tensors["logits"].dtype)
+        return Verified(accepted, following)
 
     @torch.inference_mode()
     def draft(self, anchors: Tensor, kv_len: Tensor, slots: Tensor, sampling: Sampling, count: int) -> Tensor:
         """See `Executor.draft`."""
         values = {"anchors": anchors, "kv_len": kv_len, "slots": slots, **_noise(sampling)}
         tensors = self._run(self._drafter, self._run_drafter, {"batch": len(anchors)}, slots, values)
-        if self._plugins and not sampling.needs_rows:
-            return tensors["drafts"][:, :count].cpu().long()
-        logits, positions = tensors["logits"][:, :count], kv_len[:, None] + torch.arange(1, 1 + count)
-        no_guesses = anchors[:, None][:, :0]
-        if self._config.speculative_config.has_reduced_vocabulary:  # whose head every rank has whole
-            return choose(logits, positions, sampling, no_guesses)
-        return self._choose(logits, positions, sampling, no_guesses)
+        if sampling.needs_rows:
+            logits, positions = tensors["logits"][:, :count], kv_len[:, None] + torch.arange(1, 1 + count)
+            return self._choose(logits, positions, sampling, anchors[:, None][:, :0], whole=self._drafter_is_whole)
+        blank = torch.zeros(len(anchors), self.block_size - 1, dtype=torch.int64)
+        drafts, *_ = self._chosen(
+            ("drafts",), tensors, sampling, kv_len + 1, blank, blank[:, 0], whole=self._drafter_is_whole
+        )
+        return drafts[:, :count]
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         """See `Executor.move_slot`."""
@@ -124,9 +137,30 @@ class TensorRTExecutor:
         run(profile, tensors)
         return tensors
 
-    def _choose(self, logits: Tensor, positions: Tensor, sampling: Sampling, guesses: Tensor) -> Tensor:
-        vocab_size = self._config.pretrained_config.vocab_size
-        return choose_among_ranks(self._ranks, logits.clone(), vocab_size, positions, sampling, guesses)
+    def _chosen(
+        self,
+        names: Sequence[str],
+        tensors: Mapping[str, Tensor],
+        sampling: Sampling,
+        first: Tensor,
+        tokens: Tensor,
+        draft_len: Tensor,
+        *,
+        whole: bool = False,
+    ) -> list[Tensor]:
+        """What an engine with the plugin gives under `names`, or the same kernels after one without; on the CPU."""
+        if self._plugins:
+            return [tensors[name].cpu().long() for name in names]
+        ranks = ALONE if whole else self._ranks
+        chosen = choose_by_kernels(ranks, tensors["logits"], self._vocab_size, sampling, first, tokens, draft_len)
+        return [tensor.cpu().long() for tensor in chosen]
+
+    def _choose(
+        self, logits: Tensor, positions: Tensor, sampling: Sampling, guesses: Tensor, *, whole: bool = False
+    ) -> Tensor:
+        """By whole rows. The engine's own logits stay as they are."""
+        ranks = ALONE if whole else self._ranks
+        return choose_among_ranks(ranks, logits.clone(), self._vocab_size, positions, sampling, guesses)
 
 
 def _noise(sampling: Sampling) -> dict[str, Any]:

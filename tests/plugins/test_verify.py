@@ -82,7 +82,7 @@ def accepted_by_executor(case: Case, chosen: Tensor) -> tuple[Tensor, Tensor]:
 @given(cases())
 def test_verify_is_what_the_torch_executor_does(case: Case) -> None:
     chosen, accepted, following = plugin.verify(
-        case.logits, case.temperature, case.seeds, case.first, case.tokens, case.draft_len, chunk=CHUNK
+        case.logits, case.temperature, case.seeds, case.first, case.tokens, case.draft_len, chunk=CHUNK, interpret=True
     )
     assert chosen.equal(case.choices().int())
     expected = accepted_by_executor(case, chosen)
@@ -94,11 +94,11 @@ def test_verify_is_what_the_torch_executor_does(case: Case) -> None:
 def test_kernels_are_their_references(case: Case, valid: int, offset: int) -> None:
     counts = torch.tensor([valid], dtype=torch.int32), torch.tensor([offset], dtype=torch.int32)
     arguments = case.logits, case.temperature, case.seeds, case.first, *counts
-    scores, ids = plugin.verify_partial(*arguments, chunk=CHUNK)
+    scores, ids = plugin.verify_partial(*arguments, chunk=CHUNK, interpret=True)
     expected_scores, expected_ids = plugin.reference_partial(*arguments, chunk=CHUNK)
     torch.testing.assert_close(scores, expected_scores, rtol=2e-6, atol=2e-6)
     assert ids.equal(expected_ids)
-    combined = plugin.verify_combine(scores, ids, case.tokens, case.draft_len)
+    combined = plugin.verify_combine(scores, ids, case.tokens, case.draft_len, interpret=True)
     for result, reference in zip(
         combined, plugin.reference_combine(scores, ids, case.tokens, case.draft_len), strict=True
     ):
@@ -117,11 +117,15 @@ def test_ranks_together_choose_what_one_chooses(case: Case, ranks: int, reverse:
         offset = rank * share
         counts = (torch.tensor([x], dtype=torch.int32) for x in (min(max(vocabulary - offset, 0), share), offset))
         logits = padded[..., offset : offset + share].contiguous()
-        parts.append(plugin.verify_partial(logits, case.temperature, case.seeds, case.first, *counts, chunk=CHUNK))
+        parts.append(
+            plugin.verify_partial(
+                logits, case.temperature, case.seeds, case.first, *counts, chunk=CHUNK, interpret=True
+            )
+        )
     if reverse:
         parts.reverse()
     scores, ids = (torch.cat(part, -1) for part in zip(*parts, strict=True))
-    chosen, _, _ = plugin.verify_combine(scores, ids, case.tokens, case.draft_len)
+    chosen, _, _ = plugin.verify_combine(scores, ids, case.tokens, case.draft_len, interpret=True)
     assert chosen.equal(case.choices().int())
 
 
@@ -129,7 +133,7 @@ def greedy(logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     batch, rows, _ = logits.shape
     zeros = torch.zeros(batch, dtype=torch.int32)
     tokens = torch.zeros(batch, rows, dtype=torch.int32)
-    return plugin.verify(logits, zeros.float(), zeros.long(), zeros, tokens, zeros, chunk=CHUNK)
+    return plugin.verify(logits, zeros.float(), zeros.long(), zeros, tokens, zeros, chunk=CHUNK, interpret=True)
 
 
 def test_the_lowest_of_equal_tokens_is_chosen_within_and_across_chunks() -> None:
@@ -154,7 +158,7 @@ def test_rows_of_several_tiles_and_the_chunks_of_many_ranks() -> None:
     tokens = torch.nn.functional.pad(choices, (1, 0))[:, :-1].contiguous()
     for drafted in ([18, 17], [16, 15], [0, 1]):
         chosen, accepted, following = plugin.verify_combine(
-            scores, ids, tokens, torch.tensor(drafted, dtype=torch.int32)
+            scores, ids, tokens, torch.tensor(drafted, dtype=torch.int32), interpret=True
         )
         assert chosen.equal(choices)
         assert accepted.tolist() == drafted
