@@ -52,16 +52,38 @@ class RankPlans:
         return plan
 
 
-def write_plan(file: Path, plan: Any) -> PlanRecord:
-    """Write a plan that was just built.
+class PlanFile:
+    """A file that a plan is written into, piece by piece as TensorRT gives it.
 
     Raises:
-        UserError: the system refuses to write.
+        UserError: here and in `write`, the system refuses.
     """
-    content = memoryview(plan)
-    with access(file, "written"):
-        file.write_bytes(content)
-    return PlanRecord(content.nbytes, _sha256(content))
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._size = 0
+        self._digest = hashlib.sha256()
+        with access(file, "written"):
+            self._opened = file.open("wb")
+
+    def __enter__(self) -> PlanFile:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        with access(self._file, "written"):
+            self._opened.close()
+
+    def write(self, piece: bytes) -> None:
+        """Append a piece."""
+        with access(self._file, "written"):
+            self._opened.write(piece)
+        self._digest.update(piece)
+        self._size += len(piece)
+
+    @property
+    def record(self) -> PlanRecord:
+        """Of what was written so far."""
+        return PlanRecord(self._size, self._digest.hexdigest())
 
 
 def write_shared(file: Path, tensors: Mapping[str, Tensor], records: Mapping[Model, PlanRecord], build_id: str) -> None:

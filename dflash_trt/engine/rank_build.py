@@ -21,7 +21,7 @@ from dflash_trt.checkpoint.open_checkpoint import DrafterCheckpoint, TargetCheck
 from dflash_trt.engine.bindings import EMBEDDING, HEAD, Model, has_head_input
 from dflash_trt.engine.directory import Engine, open_engine
 from dflash_trt.engine.network import record_drafter, record_target
-from dflash_trt.engine.plans import PlanRecord, write_plan, write_shared
+from dflash_trt.engine.plans import PlanFile, PlanRecord, write_shared
 from dflash_trt.engine.processes import USER_ERROR, end_with_parent
 from dflash_trt.engine.tensorrt_api import load_tensorrt
 from dflash_trt.engine.tensorrt_build import Record, TimingCache, build_plan
@@ -84,9 +84,9 @@ def build_rank(
     shared, *plans = engine.tensorrt_files(rank)
     records: dict[Model, PlanRecord] = {}
     for (which, record), file in zip(RECORDS.items(), plans, strict=True):
-        plan = build_plan(tensorrt, record, pair, config, rank, timing, partial(report, which))
-        records[which] = write_plan(file, plan)
-        del plan
+        with PlanFile(file) as plan:
+            build_plan(tensorrt, record, pair, config, rank, plan.write, timing, partial(report, which))
+        records[which] = plan.record
     write_shared(shared, _shared_weights(pair), records, config.build_id)
     for file in replace(engine, path=parts).rank_files(rank):
         with access(file, "removed"):

@@ -40,20 +40,19 @@ def build_plan(
     pair: Pair,
     config: EngineConfig,
     rank: int,
+    write: Callable[[bytes], None],
     timing: TimingCache | None = None,
     on_progress: OnProgress = lambda phase, done: None,
-) -> Any:
+) -> None:
     """Record a pass of a rank and build it for the compute capability of `config.builder`.
 
     Args:
         pair: the rank's part, on the CPU.
+        write: given the plan piece by piece, so that it is never held whole beside what it is made of.
         timing: of a builder that measures; what it holds afterwards is what was measured, too.
 
-    Returns:
-        The plan, an `IHostMemory`, readable as bytes.
-
     Raises:
-        UserError: TensorRT refuses the network; its first error is named.
+        UserError: TensorRT refuses the network; its first error is named. What `write` raises is raised.
     """
     trt, errors = tensorrt.trt, tensorrt.logger.errors
     errors.clear()
@@ -77,8 +76,10 @@ def build_plan(
         options.set_timing_cache(cache, False)
     monitor = phase_monitor(trt, Phases(on_progress))
     options.progress_monitor = monitor
-    plan = builder.build_serialized_network(network, options)
-    if plan is None:
+    writer = _writer(trt, write)
+    if not builder.build_serialized_network_to_stream(network, options, writer):
+        if writer.failure is not None:
+            raise writer.failure
         why = errors[0] if errors else "it does not say why"
         raise UserError(
             f"{tensorrt.name} {tensorrt.version} cannot build this network for {config.builder.compute_capability}, "
@@ -86,7 +87,24 @@ def build_plan(
         )
     if timing is not None:
         timing.content = bytes(memoryview(options.get_timing_cache().serialize()))
-    return plan
+
+
+def _writer(trt: Any, write: Callable[[bytes], None]) -> Any:
+    class Writer(trt.IStreamWriter):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.IStreamWriter.__init__(self)
+            self.failure: Exception | None = None
+
+        def write(self, piece: bytes) -> int:
+            """TensorRT's callback: how much of a piece was taken."""
+            try:
+                write(piece)
+            except Exception as error:  # which TensorRT would not let through
+                self.failure = error
+                return 0
+            return len(piece)
+
+    return Writer()
 
 
 def _ops(tensorrt: TensorRT, network: Any, config: EngineConfig, rank: int) -> TensorRTOps:

@@ -144,5 +144,6 @@ def test_a_rank_of_eight(record: Record, rank: int, tmp_path: Path) -> None:
         rotary_table(target.rope, positions, torch.bfloat16, CPU),
         rotary_table(drafter.rope, positions, torch.bfloat16, CPU),
     )
-    plan = build_plan(tensorrt, record, pair, config, rank)
-    assert plan.nbytes > 10**6
+    pieces: list[bytes] = []
+    build_plan(tensorrt, record, pair, config, rank, pieces.append)
+    assert sum(map(len, pieces)) > 10**6

@@ -6,10 +6,17 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
+from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
 from dflash_trt.engine.directory import Engine, open_engine
+from dflash_trt.engine.network import record_drafter
 from dflash_trt.engine.plans import check_plans, open_plans
+from dflash_trt.engine.tensorrt_api import load_tensorrt
+from dflash_trt.engine.tensorrt_build import build_plan
 from dflash_trt.errors import UserError
+from dflash_trt.models.pair import load_pair
+from tests.conftest import TINY
 from tests.tensorrt_engines import TensorRTEngines
 
 
@@ -80,3 +87,16 @@ def test_files_of_another_build(engine: Engine, tensorrt_engines: TensorRTEngine
         f"{engine.path}/target/rank0.safetensors: is of another build: its build_id is {other.config.build_id}, "
         f"config.json says {engine.config.build_id}; build the engine again"
     )
+
+
+def test_a_plan_that_cannot_be_written(tensorrt_engines: TensorRTEngines, tmp_path: Path) -> None:
+    """What writing raises comes out of TensorRT as it was."""
+    config = tensorrt_engines.plan("bf16", tmp_path / "engine").config
+    target, drafter = open_target(TINY / "target"), open_drafter(TINY / "drafter")
+    pair = load_pair(target, drafter, positions=136, dtype=torch.bfloat16, device=torch.device("cpu"))
+
+    def full(piece: bytes) -> None:
+        raise UserError("no space left on device")
+
+    with pytest.raises(UserError, match="^no space left on device$"):
+        build_plan(load_tensorrt("tensorrt_rtx"), record_drafter, pair, config, 0, full)

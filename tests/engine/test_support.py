@@ -57,7 +57,7 @@ def test_rules_are_what_tensorrt_builds(
     for capability in COMPUTE_CAPABILITIES["tensorrt_rtx"]:
         config = tensorrt_engines.plan(qformat, tmp_path / "engine", capability, dtype=dtype).config
         try:
-            build_plan(load_tensorrt("tensorrt_rtx"), record_drafter, pair, config, rank=0)
+            build_plan(load_tensorrt("tensorrt_rtx"), record_drafter, pair, config, 0, lambda piece: None)
             built.append(capability)
         except UserError as refusal:
             assert f"cannot build this network for {capability}" in str(refusal)
