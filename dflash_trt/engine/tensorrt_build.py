@@ -77,9 +77,10 @@ def build_plan(
     monitor = phase_monitor(trt, Phases(on_progress))
     options.progress_monitor = monitor
     writer = _writer(trt, write)
-    if not builder.build_serialized_network_to_stream(network, options, writer):
-        if writer.failure is not None:
-            raise writer.failure
+    built = builder.build_serialized_network_to_stream(network, options, writer)
+    if writer.failure is not None:  # which TensorRT may take for success
+        raise writer.failure
+    if not built:
         why = errors[0] if errors else "it does not say why"
         raise UserError(
             f"{tensorrt.name} {tensorrt.version} cannot build this network for {config.builder.compute_capability}, "
@@ -97,6 +98,8 @@ def _writer(trt: Any, write: Callable[[bytes], None]) -> Any:
 
         def write(self, piece: bytes) -> int:
             """TensorRT's callback: how much of a piece was taken."""
+            if self.failure is not None:
+                return 0
             try:
                 write(piece)
             except Exception as error:  # which TensorRT would not let through

@@ -98,5 +98,5 @@ def test_a_plan_that_cannot_be_written(tensorrt_engines: TensorRTEngines, tmp_pa
     def full(piece: bytes) -> None:
         raise UserError("no space left on device")
 
-    with pytest.raises(UserError, match="^no space left on device$"):
+    with pytest.raises(UserError, match=r"^no space left on device$"):
         build_plan(load_tensorrt("tensorrt_rtx"), record_drafter, pair, config, 0, full)
