@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import get_args
 
 import click
+import torch
 from rich.console import Console
 from rich.progress import track
 
@@ -24,6 +25,7 @@ from dflash_trt.conversion.plan import Formats
 from dflash_trt.engine.build import build_engine
 from dflash_trt.engine.config import BuildConfig, Dtype
 from dflash_trt.examples.smollm2 import CALIBRATION, DRAFTER, gguf_file
+from dflash_trt.ops import torch_ops
 from dflash_trt.runtime.llm import LLM
 from dflash_trt.runtime.sampling import SamplingParams
 from peers import TINY, held_out, set_threads
@@ -36,6 +38,9 @@ FORMATS = {
     "W4A16_NVFP4": Formats("w4a16_nvfp4"),
 }
 SMOLLM2 = (("float32", "unquantized"), ("bfloat16", "unquantized"), ("float32", "FP8"))
+
+
+NARROW = ("float32", "bfloat16")
 
 
 def engine(name: str, formats: str, dtype: Dtype, directory: Path) -> LLM:
@@ -91,11 +96,18 @@ def rows(name: str, formats: str, llm: LLM, prompts: list[list[int]]) -> None:
 
 @click.command()
 @click.option("--threads", default=1, show_default=True)
+@click.option(
+    "--narrow_sums",
+    is_flag=True,
+    help="Sums of quantized layers in float32, as GPUs take them; tiny, FP8 and NVFP4 only.",
+)
 @click.option("--smollm2_prompts", default=10, show_default=True)
 @click.option("--tiny_prompts", default=100, show_default=True)
-def main(threads: int, smollm2_prompts: int, tiny_prompts: int) -> None:
+def main(threads: int, narrow_sums: bool, smollm2_prompts: int, tiny_prompts: int) -> None:
     """Measure and print."""
     set_threads(threads)
+    if narrow_sums:
+        torch_ops._wide = lambda x, linear: torch.promote_types(x.dtype, torch.float32)
     click.echo(
         "| pair | target's format | type | temperature | batch | tokens | differences | per 1,000 tokens |\n"
         "|---|---|---|---|---|---|---|---|"
@@ -109,9 +121,13 @@ def main(threads: int, smollm2_prompts: int, tiny_prompts: int) -> None:
         for dtype in get_args(Dtype):
             for formats in FORMATS:
                 for name in prompts:
+                    if narrow_sums and (dtype not in NARROW or formats not in ("FP8", "NVFP4") or name != "tiny"):
+                        continue
                     if name == "SmolLM2" and (dtype, formats) not in SMOLLM2:
                         continue  # minutes a prompt on a CPU
                     llm = engine(name, formats, dtype, Path(directory) / f"{name}-{formats}-{dtype}")
+                    if narrow_sums:
+                        llm.executor._ops = torch_ops.TorchOps()
                     rows(name, formats, llm, prompts[name])
 
 
