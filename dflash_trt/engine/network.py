@@ -47,6 +47,7 @@ def record_target(ops: TensorRTOps, pair: Pair, config: EngineConfig) -> Binding
     logits = _shared(pair, inputs).target_pass(ops, inputs["tokens"], inputs["logit_rows"], caches, span)
     ops.layers.output(logits, "logits")
     if isinstance(ops, PluginOps):
+        ops.require_written()
         _verify(ops, inputs, logits, config.pretrained_config.vocab_size)
     return bindings
 

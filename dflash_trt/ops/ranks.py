@@ -50,6 +50,12 @@ class Ranks:
 ALONE = Ranks()
 
 
+def vocabulary_part(rank: int, size: int, vocab_size: int) -> tuple[int, int]:
+    """The first token of a rank's part of `size` rows, and how many of these are tokens: the others are padding."""
+    first = rank * size
+    return first, max(0, min(size, vocab_size - first))
+
+
 def is_disconnection(error: RuntimeError) -> bool:
     """Whether an exchange failed because another rank is gone; of gloo only the text tells."""
     return isinstance(error, torch.distributed.DistBackendError) or "/gloo/" in str(error)

@@ -34,17 +34,14 @@ class NetworkSpan(Span):
 
 @dataclass(frozen=True, kw_only=True)
 class RotaryRows(RotaryTable):
-    """Whole tables, and the rows that a pass takes of them; float32, whatever the engine's type is."""
+    """Whole tables, and the rows that a pass takes of them.
+
+    The numbers are rounded to the engine's type, as models are trained with them, and held in float32, which is what
+    networks and kernels rotate in.
+    """
 
     positions: Any
     """[B, T]"""
-
-
-@dataclass(frozen=True)
-class NetworkMask:
-    """Keys that rows see, boolean [B, 1, T, positions]."""
-
-    visible: Any
 
 
 class TensorRTOps:
@@ -154,7 +151,7 @@ class TensorRTOps:
         )
 
     def attention_mask(self, span: Span, *, causal: bool, window: int | None) -> Any:
-        """See `Ops.attention_mask`."""
+        """Boolean [B, 1, T, positions]."""
         layers = self.layers
         assert isinstance(span, NetworkSpan)
         key = layers.integers([[[list(range(span.extent))]]])
@@ -165,7 +162,7 @@ class TensorRTOps:
             reach = layers.integers([[[[window]]]])
             near = layers.greater(reach, layers.absolute(layers.subtract(row, key)))
             visible = layers.both(visible, near)
-        return NetworkMask(visible)
+        return visible
 
     def attention(self, q: Any, cache: LayerCache, span: Span, mask: Any) -> Any:
         """TensorRT scales no scores, so the queries are; `key_value_lengths` says where it may stop reading."""
@@ -173,7 +170,7 @@ class TensorRTOps:
         assert isinstance(span, NetworkSpan)
         scaled = layers.multiply(q, layers.number(1 / math.sqrt(int(q.shape[3])), q))
         length = layers.add(span.kv_len, span.q_len)
-        return layers.attention(scaled, cache.keys, cache.values, mask.visible, length)
+        return layers.attention(scaled, cache.keys, cache.values, mask, length)
 
     def expand_vocabulary(self, logits: NetworkTensor, offsets: torch.Tensor, vocab_size: int) -> NetworkTensor:
         """See `Ops.expand_vocabulary`."""

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from dflash_trt.ops.base import LayerCache, RotaryTable, Span
+from dflash_trt.ops.ranks import vocabulary_part
 from dflash_trt.ops.tensorrt_layers import NetworkTensor
 from dflash_trt.ops.tensorrt_ops import UPDATED, NetworkSpan, RotaryRows, TensorRTOps
 
@@ -84,10 +85,16 @@ class PluginOps(TensorRTOps):
 
     def rms_norm(self, x: Any, weight: torch.Tensor, eps: float) -> Any:
         """See `Ops.rms_norm`."""
-        return replace(x, norm=weight, eps=eps) if isinstance(x, Heads) else super().rms_norm(x, weight, eps)
+        if not isinstance(x, Heads):
+            return super().rms_norm(x, weight, eps)
+        if x.norm is not None or x.rotary is not None:
+            raise ValueError("kernels norm heads once, before they are rotated")
+        return replace(x, norm=weight, eps=eps)
 
     def rotary_embedding(self, x: Any, rotary: RotaryTable) -> Any:
         """See `Ops.rotary_embedding`."""
+        if x.rotary is not None:
+            raise ValueError("kernels rotate heads once")
         return replace(x, rotary=rotary)
 
     def kv_cache_update(self, cache: LayerCache, keys: Heads, values: Heads, span: Span) -> LayerCache:
@@ -153,25 +160,33 @@ class PluginOps(TensorRTOps):
             temperature, seeds: [B]
             vocab_size: of the model; what lies beyond is padding.
         """
-        part = int(logits.shape[2])
-        offset = 0 if whole else self.rank * part
-        valid = max(0, min(part, vocab_size - offset))
+        offset, valid = vocabulary_part(0 if whole else self.rank, int(logits.shape[2]), vocab_size)
         numbers = (self.layers.integers([number]) for number in (valid, offset))
         best = self._add_plugin("verify_partial", [logits, temperature, seeds, first, *numbers])
         if self.ranks > 1 and not whole:
             best = [self._of_all_ranks(x) for x in best]
         return self._add_plugin("verify_combine", [*best, tokens, draft_len])
 
+    def require_written(self) -> None:
+        """To be called when a pass is recorded: layers of a cache of several must all have come."""
+        if self._waiting:
+            raise ValueError(f"{len(self._waiting)} layers of {self._waiting[0].cache.keys.name} were never written")
+
     def _write(self, updates: Sequence[Update], span: Span) -> LayerCache:
         assert isinstance(span, NetworkSpan)
         cache, first = updates[0].cache, updates[0].keys
-        assert first.rotary is not None
+        keys, values = [each.keys for each in updates], [each.values for each in updates]
+        like_first = all((each.eps, each.rotary) == (first.eps, first.rotary) for each in keys)
+        same_norm = len({each.norm is None for each in keys}) == 1
+        plain = all(each.norm is None and each.rotary is None for each in values)
+        if first.rotary is None or not (like_first and same_norm and plain):
+            raise ValueError("one write norms and rotates the keys of all its layers alike, and no values")
         written = self._add_plugin(
             "kv_write",
             [
-                self._stacked([update.keys for update in updates]),
-                self._stacked([update.values for update in updates]),
-                self._norms([update.keys for update in updates]),
+                self._stacked(keys),
+                self._stacked(values),
+                self._norms(keys),
                 first.rotary.cos,
                 first.rotary.sin,
                 span.kv_len,
@@ -185,11 +200,11 @@ class PluginOps(TensorRTOps):
             eps=first.eps,
             has_norm=first.norm is not None,
         )
-        keys, values = (
+        keys_out, values_out = (
             self.layers.output(x, given.name + UPDATED)
             for x, given in zip(written, (cache.keys, cache.values), strict=True)
         )
-        return LayerCache(keys, values, cache.key_scale, cache.value_scale)
+        return LayerCache(keys_out, values_out, cache.key_scale, cache.value_scale)
 
     def _stacked(self, heads: Sequence[Heads]) -> NetworkTensor:
         """[B, T, L, KV heads, d]"""

@@ -90,6 +90,14 @@ class EngineIO:
         tables = (*self._bindings.inputs, *self._bindings.outputs)
         return {binding.name: self._bound(binding, sizes, first_slot) for binding in tables}
 
+    def fill(self, tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+        """Copy what a pass is given, no more and no less, to where it is bound: what is missing would be stale."""
+        expected = {each.name for each in self._bindings.inputs if each.name in self._buffers}
+        if values.keys() != expected:
+            raise ValueError(f"a pass was given {sorted(values)}, it takes {sorted(expected)}")
+        for name, value in values.items():
+            tensors[name].copy_(value)
+
     def _bound(self, binding: Binding, sizes: Sizes, first_slot: int) -> Tensor:
         shape = _shape(binding, sizes)
         cache = _cache_of(binding.name, self._caches)

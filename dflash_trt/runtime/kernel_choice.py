@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dflash_trt.ops.ranks import Ranks
+from dflash_trt.ops.ranks import Ranks, vocabulary_part
 from dflash_trt.plugins.verify import verify_combine, verify_partial
 from dflash_trt.runtime.sampling import Sampling
 
@@ -32,8 +32,7 @@ def choose_by_kernels(
         Tokens [B, v], -1 where a logit is infinite or NaN; guesses that agree [B]; the token after those [B]; all
         int32, where the logits are.
     """
-    offset = ranks.rank * logits.shape[-1]
-    valid = max(0, min(logits.shape[-1], vocab_size - offset))
+    offset, valid = vocabulary_part(ranks.rank, logits.shape[-1], vocab_size)
 
     def there(values: Tensor, dtype: torch.dtype = torch.int32) -> Tensor:
         return values.to(logits.device, dtype).contiguous()

@@ -72,9 +72,14 @@ def _load_tensorrt(engine: Engine, name: TensorRTName, device: torch.device, ran
         with plans.read(which) as plan:
             return TensorRTEngine(tensorrt, plan, str(plans.files[which]), bindings, device, communicator)
 
-    target = loaded("target", target_bindings(config, plugins=plugins))
-    drafter = loaded("drafter", drafter_bindings(config, plugins=plugins))
-    shared = {name: plans.shared.read(name).to(device) for name in plans.shared.names()}
+    try:
+        target = loaded("target", target_bindings(config, plugins=plugins))
+        drafter = loaded("drafter", drafter_bindings(config, plugins=plugins))
+        shared = {name: plans.shared.read(name).to(device) for name in plans.shared.names()}
+    except torch.OutOfMemoryError:
+        raise UserError(
+            f"{engine.path}: {device} has no memory for its weights; build it with more --tp_size"
+        ) from None
     with _room_for_caches(engine, device):
         return TensorRTExecutor(config, target, drafter, shared, plugins=plugins, ranks=ranks)
 

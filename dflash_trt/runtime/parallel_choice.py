@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dflash_trt.errors import UserError
-from dflash_trt.ops.ranks import Ranks
+from dflash_trt.ops.ranks import Ranks, vocabulary_part
 from dflash_trt.runtime.sampling import Sampling, choose, choose_in_part
 
 
@@ -30,8 +30,8 @@ def choose_among_ranks(
         return choose(logits, positions, sampling, guesses)
     if sampling.needs_rows:
         return _choose_from_rows(ranks, logits, vocab_size, positions, sampling, guesses)
-    first = ranks.rank * logits.shape[-1]
-    logits[..., max(0, vocab_size - first) :] = float("-inf")
+    first, valid = vocabulary_part(ranks.rank, logits.shape[-1], vocab_size)
+    logits[..., valid:] = float("-inf")
     scores, ids = choose_in_part(logits, positions, sampling, first)
     # Both in one exchange; float64 and int64 are as wide.
     found = ranks.all_gather(torch.stack((scores.view(torch.int64), ids)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -83,10 +83,9 @@ class TensorRTExecutor:
             "kv_len": step.kv_len,
             "q_len": step.q_len,
             "logit_rows": rows,
-            "draft_len": step.draft_len,
-            "slots": step.slots,
-            **_noise(step.sampling),
         }
+        if self._plugins:
+            values |= {"slots": step.slots, "draft_len": step.draft_len, **_noise(step.sampling)}
         sizes: Sizes = {"batch": len(step.tokens), "rows": step.tokens.shape[1], "choices": rows.shape[1]}
         tensors = self._run(self._target, self._run_target, sizes, step.slots, values)
         if step.sampling.needs_rows:
@@ -107,7 +106,9 @@ class TensorRTExecutor:
     @torch.inference_mode()
     def draft(self, anchors: Tensor, kv_len: Tensor, slots: Tensor, sampling: Sampling, count: int) -> Tensor:
         """See `Executor.draft`."""
-        values = {"anchors": anchors, "kv_len": kv_len, "slots": slots, **_noise(sampling)}
+        values = {"anchors": anchors, "kv_len": kv_len}
+        if self._plugins:
+            values |= {"slots": slots, **_noise(sampling)}
         tensors = self._run(self._drafter, self._run_drafter, {"batch": len(anchors)}, slots, values)
         if sampling.needs_rows:
             logits, positions = tensors["logits"][:, :count], kv_len[:, None] + torch.arange(1, 1 + count)
@@ -116,7 +117,8 @@ class TensorRTExecutor:
         drafts, *_ = self._chosen(
             ("drafts",), tensors, sampling, kv_len + 1, blank, blank[:, 0], whole=self._drafter_is_whole
         )
-        return drafts[:, :count]
+        # A drafter that overflows chooses no token; that must cost no more than a guess.
+        return drafts[:, :count].clamp(min=0)
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         """See `Executor.move_slot`."""
@@ -131,9 +133,7 @@ class TensorRTExecutor:
         assert self._plugins or bool((slots == torch.arange(first, first + len(slots))).all())
         profile = io.profile(sizes)
         tensors = io.bind(sizes, first)
-        for name, value in values.items():
-            if name in tensors:
-                tensors[name].copy_(value)
+        io.fill(tensors, values)
         run(profile, tensors)
         return tensors
 
@@ -163,5 +163,5 @@ class TensorRTExecutor:
         return choose_among_ranks(ranks, logits.clone(), self._vocab_size, positions, sampling, guesses)
 
 
-def _noise(sampling: Sampling) -> dict[str, Any]:
+def _noise(sampling: Sampling) -> dict[str, Tensor]:
     return {"temperature": sampling.temperature, "seeds": sampling.seeds}

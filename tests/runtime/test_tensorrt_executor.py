@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from torch import Tensor
 
 from dflash_trt.engine.network import record_drafter, record_target
 from dflash_trt.runtime.llm import LLM
@@ -49,3 +51,24 @@ def test_decodes_as_the_torch_executor(llms: tuple[LLM, LLM], params: SamplingPa
     expected, actual = ([each.outputs[0] for each in llm.generate(PROMPTS, params)] for llm in llms)
     assert [each.token_ids for each in actual] == [each.token_ids for each in expected]
     assert [each.statistics for each in actual] == [each.statistics for each in expected]
+
+
+def test_a_drafter_that_overflows_costs_guesses_only(llms: tuple[LLM, LLM]) -> None:
+    """It chooses no token, which the target must not be given."""
+    expected, actual = llms
+    executor = actual.executor
+    assert isinstance(executor, TensorRTExecutor)
+    run, params = executor._run_drafter, SamplingParams(max_tokens=9, ignore_eos=True)
+
+    def overflowing(profile: str, tensors: Mapping[str, Tensor]) -> None:
+        run(profile, tensors)
+        tensors["logits"].fill_(float("inf"))
+        if "drafts" in tensors:
+            tensors["drafts"].fill_(-1)
+
+    executor._run_drafter = overflowing
+    try:
+        tokens = [each.outputs[0].token_ids for each in actual.generate(PROMPTS, params)]
+    finally:
+        executor._run_drafter = run
+    assert tokens == [each.outputs[0].token_ids for each in expected.generate(PROMPTS, params)]
