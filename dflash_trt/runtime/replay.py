@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -18,9 +19,8 @@ class Replays:
 
     Args:
         run: runs a pass.
-        capture: called right after `run` has run the same pass, since what a pass needs is set up when it first runs;
-            returns what replays it.
-        most: captured passes that are kept; the one that was not used for longest goes first.
+        capture: called right after `run` has run the same pass; returns what replays it.
+        most: captured passes that are kept, and others that are remembered; those not used for longest go first.
     """
 
     def __init__(
@@ -29,17 +29,24 @@ class Replays:
         self._run = run
         self._capture = capture
         self._most = most
-        self._seen: OrderedDict[Key, Callable[[], None] | None] = OrderedDict()
+        self._captured: OrderedDict[Key, Callable[[], None]] = OrderedDict()
+        self._seen: OrderedDict[Key, None] = OrderedDict()
 
     def __call__(self, tensors: Tensors) -> None:
         """A pass over these tensors."""
         key = tuple((name, tensor.data_ptr(), tuple(tensor.shape)) for name, tensor in tensors.items())
-        is_new, replay = key not in self._seen, self._seen.get(key)
-        if replay is not None:
-            replay()
+        if key in self._captured:
+            self._captured.move_to_end(key)
+            self._captured[key]()
+            return
+        self._run(tensors)
+        if key in self._seen:
+            del self._seen[key]
+            self._keep(self._captured, key, self._capture(tensors))
         else:
-            self._run(tensors)
-            self._seen[key] = None if is_new else self._capture(tensors)
-        self._seen.move_to_end(key)
-        if len(self._seen) > self._most:
-            self._seen.popitem(last=False)
+            self._keep(self._seen, key, None)
+
+    def _keep(self, kept: OrderedDict[Key, Any], key: Key, value: Any) -> None:
+        kept[key] = value
+        if len(kept) > self._most:
+            kept.popitem(last=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Callable, Mapping
 from mmap import mmap
 from typing import Any
@@ -15,16 +16,19 @@ from dflash_trt.engine.tensorrt_api import TensorRT
 from dflash_trt.errors import UserError
 from dflash_trt.runtime.replay import Replays
 
+_LOG = logging.getLogger(__name__)
 _REPLAYED = "decode"
 """The profile whose passes repeat in few shapes; prompt chunks come in too many."""
 _MOST_REPLAYS = 64
-"""Graphs that are kept, each with some megabytes of its own; more shapes than this are run as they are."""
+"""Graphs that are kept, each with some megabytes of its own."""
 
 
 class TensorRTEngine:
     """An `EnginePass` over a plan.
 
-    Passes run on a stream of their own, in order with the caller's. Those that decode are captured as CUDA graphs.
+    Passes run on a stream of their own, in order with the caller's, and one at a time: contexts share one block of
+    memory for activations. With `tensorrt`, passes that decode are captured as CUDA graphs, each with a context of its
+    own, since replaying one that another shape has changed since is undefined. TensorRT-RTX does that itself.
 
     Args:
         tensorrt: what built the plan.
@@ -33,6 +37,9 @@ class TensorRTEngine:
         bindings: its table.
         device: a CUDA device.
         communicator: address of the `ncclComm_t` of its ranks; None where it is alone.
+
+    Raises:
+        UserError: TensorRT cannot read it, or has no memory to run it.
     """
 
     def __init__(
@@ -44,55 +51,82 @@ class TensorRTEngine:
         device: torch.device,
         communicator: int | None = None,
     ) -> None:
-        torch.cuda.set_device(device)
         tensorrt.logger.errors.clear()
         self._tensorrt = tensorrt
         self._name = name
-        self._runtime = tensorrt.trt.Runtime(tensorrt.logger)
-        self._engine = self._runtime.deserialize_cuda_engine(plan)
-        self._require(self._engine, "it cannot be read")
-        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._contexts = {profile: self._context(index) for index, profile in enumerate(bindings.profiles)}
-        if communicator is not None:
-            for context in self._contexts.values():
-                self._require(context.set_communicator(_capsule(communicator)), "it does not take the communicator")
-        self._replays = Replays(lambda tensors: self._enqueue(_REPLAYED, tensors), self._captured, _MOST_REPLAYS)
+        self._device = device
+        self._communicator = communicator
+        self._profiles = list(bindings.profiles)
+        with torch.cuda.device(device):
+            self._runtime = tensorrt.trt.Runtime(tensorrt.logger)
+            self._engine = self._runtime.deserialize_cuda_engine(plan)
+            self._require(self._engine, "it cannot be read")
+            self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            size = int(self._engine.device_memory_size_v2)
+            self._activations = torch.empty(size, dtype=torch.uint8, device=device)
+            self._contexts = {profile: self._context(profile) for profile in self._profiles}
+        self._replays = Replays(self._run_replayed, self._captured, _MOST_REPLAYS)
 
     def __call__(self, profile: str, tensors: Mapping[str, Tensor]) -> None:
         """See `EnginePass`."""
-        current = torch.cuda.current_stream(self._stream.device)
-        self._stream.wait_stream(current)
-        if profile == _REPLAYED:
-            self._replays(tensors)
-        else:
-            self._enqueue(profile, tensors)
-        current.wait_stream(self._stream)
+        with torch.cuda.device(self._device):
+            current = torch.cuda.current_stream()
+            self._stream.wait_stream(current)
+            if profile == _REPLAYED and self._tensorrt.name == "tensorrt":
+                self._replays(tensors)
+            else:
+                self._enqueue(self._contexts[profile], tensors)
+            current.wait_stream(self._stream)
+
+    def _run_replayed(self, tensors: Mapping[str, Tensor]) -> None:
+        self._enqueue(self._contexts[_REPLAYED], tensors)
 
     def _captured(self, tensors: Mapping[str, Tensor]) -> Callable[[], None]:
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=self._stream):
-            self._enqueue(_REPLAYED, tensors)
+        context, graph = self._context(_REPLAYED), torch.cuda.CUDAGraph()
+        self._enqueue(context, tensors)  # which sets up what must not be set up in a capture
+        try:
+            with torch.cuda.graph(graph, stream=self._stream):
+                self._execute(context)
+        except (RuntimeError, UserError) as failure:
+            _LOG.warning("%s: a pass cannot be captured and is run each time: %s", self._name, failure)
+            return lambda: self._enqueue(context, tensors)
 
         def replay() -> None:
             with torch.cuda.stream(self._stream):
                 graph.replay()
+            assert context is not None  # it lives as long as its graph
 
         return replay
 
-    def _enqueue(self, profile: str, tensors: Mapping[str, Tensor]) -> None:
-        context = self._contexts[profile]
+    def _enqueue(self, context: Any, tensors: Mapping[str, Tensor]) -> None:
         for name, tensor in tensors.items():
             if self._engine.get_tensor_mode(name).name == "INPUT":
                 shape = tuple(tensor.shape)
-                self._require(context.set_input_shape(name, shape), f"{name} cannot be {shape} under {profile}")
+                self._require(context.set_input_shape(name, shape), f"{name} cannot be of shape {shape}")
             self._require(context.set_tensor_address(name, tensor.data_ptr()), f"{name} cannot be bound")
-        self._require(context.execute_async_v3(self._stream.cuda_stream), f"a pass under {profile} failed")
+        self._execute(context)
 
-    def _context(self, index: int) -> Any:
-        context = self._engine.create_execution_context()
+    def _execute(self, context: Any) -> None:
+        self._require(context.execute_async_v3(self._stream.cuda_stream), "a pass failed")
+
+    def _context(self, profile: str) -> Any:
+        """A context of a profile, on the memory that all share."""
+        trt = self._tensorrt.trt
+        strategy = trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        if self._tensorrt.name == "tensorrt_rtx":
+            config = self._engine.create_runtime_config()
+            config.set_execution_context_allocation_strategy(strategy)
+            config.cuda_graph_strategy = trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+            context = self._engine.create_execution_context(config)
+        else:
+            context = self._engine.create_execution_context(strategy)
         self._require(context, "there is no memory to run it")
+        context.set_device_memory(self._activations.data_ptr(), self._activations.numel())
+        index = self._profiles.index(profile)
         chosen = context.set_optimization_profile_async(index, self._stream.cuda_stream)
-        self._require(chosen, f"it has no profile {index}")
+        self._require(chosen, f"it has no profile {profile}")
+        if self._communicator is not None:
+            self._require(context.set_communicator(_capsule(self._communicator)), "it does not take the communicator")
         return context
 
     def _require(self, result: object, otherwise: str) -> None:

@@ -50,11 +50,13 @@ def test_another_address_is_another_pass() -> None:
     assert recorder(2) == [("replay", 2)]
 
 
-def test_passes_that_are_not_used_are_forgotten() -> None:
+def test_captures_that_are_not_used_are_forgotten_and_passes_that_came_once_push_out_none() -> None:
     recorder = Recorder(most=2)
     for size in (1, 1, 2, 2):
         recorder(size)
+    for size in (3, 4, 5):
+        assert recorder(size) == [("run", size)]
     assert recorder(1) == [("replay", 1)]
-    recorder(3)  # in the place of 2
+    assert recorder(5) == [("run", 5), ("capture", 5)]  # in the place of 2
     assert recorder(1) == [("replay", 1)]
     assert recorder(2) == [("run", 2)]
