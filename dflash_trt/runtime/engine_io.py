@@ -82,6 +82,14 @@ class EngineIO:
             + "; ".join(f"{name}: {_ranges(profile)}" for name, profile in self._bindings.profiles.items())
         )
 
+    def padded(self, sizes: Sizes) -> dict[Size, int]:
+        """The next powers of two that a profile holds, so that an engine meets few shapes however many passes have.
+
+        Plugins compiled ahead of time take up memory with every change of shape (TensorRT issue 4849).
+        """
+        profile = self._bindings.profiles[self.profile(sizes)]
+        return {size: min(1 << (value - 1).bit_length(), profile[size].most) for size, value in sizes.items()}
+
     def bind(self, sizes: Sizes, first_slot: int = 0) -> dict[str, Tensor]:
         """Every input and output of a pass of these sizes, row i of which is slot `first_slot` + i.
 
@@ -91,12 +99,22 @@ class EngineIO:
         return {binding.name: self._bound(binding, sizes, first_slot) for binding in tables}
 
     def fill(self, tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
-        """Copy what a pass is given, no more and no less, to where it is bound: what is missing would be stale."""
+        """Copy what a pass is given, no more and no less, to where it is bound: what is missing would be stale.
+
+        A value may be smaller than what it is bound to, which then holds zeros beyond it.
+        """
         expected = {each.name for each in self._bindings.inputs if each.name in self._buffers}
         if values.keys() != expected:
             raise ValueError(f"a pass was given {sorted(values)}, it takes {sorted(expected)}")
         for name, value in values.items():
-            tensors[name].copy_(value)
+            if value.shape != tensors[name].shape:
+                tensors[name].zero_()
+            tensors[name][tuple(map(slice, value.shape))].copy_(value)
+
+    def results(self, tensors: Mapping[str, Tensor], sizes: Sizes) -> dict[str, Tensor]:
+        """The outputs that are no caches, as far as a pass of these sizes has them."""
+        outputs = [binding for binding in self._bindings.outputs if binding.name in self._buffers]
+        return {each.name: tensors[each.name][tuple(map(slice, _shape(each, sizes)))] for each in outputs}
 
     def _bound(self, binding: Binding, sizes: Sizes, first_slot: int) -> Tensor:
         shape = _shape(binding, sizes)

@@ -131,11 +131,12 @@ class TensorRTExecutor:
         first = int(slots[0])
         # Row i of a native pass is slot `first` + i; the scheduler keeps active slots at the front.
         assert self._plugins or bool((slots == torch.arange(first, first + len(slots))).all())
-        profile = io.profile(sizes)
-        tensors = io.bind(sizes, first)
+        # The plugin's kernels mask what is padded; native layers would look up positions that rotary tables have not.
+        padded = io.padded(sizes) if self._plugins else sizes
+        tensors = io.bind(padded, first)
         io.fill(tensors, values)
-        run(profile, tensors)
-        return tensors
+        run(io.profile(sizes), tensors)
+        return io.results(tensors, sizes)
 
     def _chosen(
         self,

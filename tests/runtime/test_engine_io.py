@@ -109,3 +109,32 @@ def test_moving_a_slot(config: EngineConfig) -> None:
     storage.move_slot(3, 1, 4)
     assert bool((storage.keys[:, 1, :, :4] == 3).all()) and bool((storage.values[:, 1, :, :4] == 4).all())
     assert not storage.keys[:, 1, :, 4:].any() and not storage.keys[:, [0, 2]].any()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "padded"),
+    [
+        ((3, 5, 4), (4, 8, 4)),
+        ((1, 1, 1), (1, 1, 1)),
+        ((4, 8, 8), (4, 8, 8)),
+        ((1, 17, 1), (1, 32, 1)),
+    ],
+)
+def test_padded_passes(
+    config: EngineConfig, caches: dict[Model, CacheStorage], sizes: tuple[int, ...], padded: tuple[int, ...]
+) -> None:
+    names = ("batch", "rows", "choices")
+    io = engine_io(config, caches, "target", plugins=True)
+    assert io.padded(dict(zip(names, sizes, strict=True))) == dict(zip(names, padded, strict=True))  # type: ignore[arg-type]
+
+
+def test_what_a_pass_is_given(config: EngineConfig, caches: dict[Model, CacheStorage]) -> None:
+    """Exactly its inputs; what is smaller than its buffer is followed by zeros, whatever was there."""
+    io = engine_io(config, caches, "drafter", plugins=False)
+    tensors = io.bind({"batch": 3})
+    io.fill(tensors, {"anchors": torch.tensor([7, 8, 9]), "kv_len": torch.tensor([1, 2, 3])})
+    io.fill(tensors, {"anchors": torch.tensor([5]), "kv_len": torch.tensor([4])})
+    assert tensors["anchors"].tolist() == [5, 0, 0] and tensors["kv_len"].tolist() == [4, 0, 0]
+    with pytest.raises(ValueError, match=r"a pass was given \['anchors'\], it takes \['anchors', 'kv_len'\]"):
+        io.fill(tensors, {"anchors": torch.tensor([5])})
+    assert io.results(tensors, {"batch": 2})["logits"].shape == (2, BLOCK - 1, 697)

@@ -15,7 +15,7 @@ from dflash_trt.runtime.tensorrt_executor import TensorRTExecutor
 from tests.engine.recorded import Recorded, rank_pairs, shared_of
 from tests.tiny_models import random_drafter, random_target
 
-PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22], [40, 41], [60]]
+PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22], [40, 41], [60], [30, 31, 32], [9]]
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen3", "llama by plugins"])
@@ -25,7 +25,7 @@ def llms(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     family, plugins = request.param.split()[0], request.param.endswith("plugins")
     target = random_target(root / "target", family, num_hidden_layers=2)
     random_drafter(root / "drafter", target, num_hidden_layers=1, target_layer_ids=(0, 1))
-    config, pairs = rank_pairs(root / "target", root / "drafter", root / "engine", max_batch_size=2)
+    config, pairs = rank_pairs(root / "target", root / "drafter", root / "engine", max_batch_size=4 if plugins else 2)
     expected, actual = (LLM(root / "engine", device="cpu") for _ in range(2))
     actual.executor = TensorRTExecutor(
         config,
@@ -47,7 +47,7 @@ def llms(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     ids=["greedy", "sampled", "filtered"],
 )
 def test_decodes_as_the_torch_executor(llms: tuple[LLM, LLM], params: SamplingParams) -> None:
-    """Three prompts in two slots, one of them of two chunks, so that slots move and are taken again."""
+    """Five prompts in fewer slots, one of two chunks, so that slots move and are taken again, and passes are padded."""
     expected, actual = ([each.outputs[0] for each in llm.generate(PROMPTS, params)] for llm in llms)
     assert [each.token_ids for each in actual] == [each.token_ids for each in expected]
     assert [each.statistics for each in actual] == [each.statistics for each in expected]
