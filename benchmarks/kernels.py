@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dflash_trt.plugins.block_attention import block_attention, block_attention_reference
-from dflash_trt.plugins.verify import reference_combine, reference_partial, verify
+from dflash_trt.plugins.verify import verify, verify_combine_reference, verify_partial_reference
 
 BLOCK, HEADS, KV_HEADS, SIZE = 16, 32, 8, 128
 VOCABULARY = 151936
@@ -130,7 +130,9 @@ class Logits:
     def reference(self) -> tuple[Tensor, ...]:
         """The same in torch."""
         ends = torch.tensor([VOCABULARY], device="cuda"), torch.tensor([0], device="cuda")
-        return reference_combine(*reference_partial(self.logits, *self._noise(), *ends), self.tokens, self.draft_len)
+        return verify_combine_reference(
+            *verify_partial_reference(self.logits, *self._noise(), *ends), self.tokens, self.draft_len
+        )
 
     def _noise(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.temperature, self.seeds, self.first

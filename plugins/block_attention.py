@@ -8,9 +8,14 @@ import torch
 from torch import Tensor
 
 from dflash_trt.errors import UserError
-from dflash_trt.plugins.attention_kernels import PROGRAMS, BlockAttention, combine_kernel, partial_kernel
-from dflash_trt.plugins.kernel import SHARED_MEMORY
-from dflash_trt.plugins.kv_write import HEAD_DIMS, TYPES, rms_norm, rotate
+from dflash_trt.plugins.attention_combine import block_attention_combine_kernel
+from dflash_trt.plugins.attention_partial import BlockAttention, block_attention_partial_kernel, filling_programs
+from dflash_trt.plugins.gpus import MULTIPROCESSORS, SHARED_MEMORY
+from dflash_trt.plugins.heads import check_heads, rms_norm, rotate
+from dflash_trt.plugins.shapes import require_shapes
+
+_INTERPRETED = 90
+"""The compute capability of the GPU that the interpreter stands for."""
 
 
 def block_attention(
@@ -31,7 +36,7 @@ def block_attention(
     window: int = 0,
     eps: float = 0.0,
     interpret: bool = False,
-    programs: int = PROGRAMS,
+    programs: int | None = None,
 ) -> Tensor:
     """softmax(q k / sqrt(d)) v, where row t of sequence b stands at position p = kv_len[b] + t of slot slots[b].
 
@@ -49,7 +54,8 @@ def block_attention(
         window: 0 for none.
         eps: of the norm.
         interpret: on a CPU, the kernels in Triton's interpreter, not the reference.
-        programs: thread blocks that the keys are split for, where sequences and heads do not make as many.
+        programs: thread blocks that the keys are split for, where sequences and heads do not make as many; None: those
+            that fill the GPU.
 
     Returns:
         [B, T, H, d] of q's type; rows t >= q_len[b] are finite and mean nothing.
@@ -57,7 +63,26 @@ def block_attention(
     Raises:
         UserError: a type or a shape that the kernels do not have.
     """
-    _check(q, k_cache, v_cache, cos, k_scale)
+    require_shapes(
+        "block_attention",
+        q=(q, "B T H d"),
+        q_norm=(q_norm, "d"),
+        cos=(cos, "R h"),
+        sin=(sin, "R h"),
+        kv_len=(kv_len, "B"),
+        q_len=(q_len, "B"),
+        slots=(slots, "B"),
+        k_scale=(k_scale, "1"),
+        v_scale=(v_scale, "1"),
+        k_cache=(k_cache, "P G S d"),
+        v_cache=(v_cache, "P G S d"),
+        sinks=(sinks, "H"),
+    )
+    check_heads("block_attention", q, cos, sin, (k_cache, v_cache), (k_scale, v_scale))
+    if q.shape[2] % k_cache.shape[1]:
+        raise UserError(
+            f"block_attention: {q.shape[2]} query heads and {k_cache.shape[1]} KV heads; it takes a multiple of them"
+        )
     given = (q, q_norm, cos, sin, kv_len, q_len, slots, k_scale, v_scale, k_cache, v_cache)
     if not q.is_cuda and not interpret:
         return block_attention_reference(*given, sinks, causal=causal, window=window, eps=eps)
@@ -69,11 +94,10 @@ def block_attention(
         causal=causal,
         window=window,
         has_norm=q_norm is not None,
-        has_sinks=sinks is not None,
         eps=eps,
         most_rows=q.shape[1],
         compute_capability=_compute_capability(q),
-        programs=programs,
+        programs=programs or filling_programs(_multiprocessors(q)),
     )
     return launch_block_attention(attention, *given, sinks)
 
@@ -94,7 +118,7 @@ def launch_block_attention(
     sinks: Tensor | None,
 ) -> Tensor:
     """`block_attention` by the kernels, on CUDA or in the interpreter."""
-    batch, rows, heads, _ = q.shape
+    batch, rows, heads, head_dim = q.shape
     _, kv_heads, positions, _ = k_cache.shape
     splits = attention.splits(batch, rows, kv_heads)
     partial = q.new_empty((splits, *q.shape), dtype=torch.float32)
@@ -102,10 +126,12 @@ def launch_block_attention(
     out = torch.empty_like(q)
     # What is unread needs an address all the same.
     q_norm = q if q_norm is None else q_norm
-    k_scale, v_scale, sinks = (cos if tensor is None else tensor for tensor in (k_scale, v_scale, sinks))
+    k_scale, v_scale = (cos if tensor is None else tensor for tensor in (k_scale, v_scale))
     pointers = (q, q_norm, cos, sin, kv_len, q_len, slots, k_scale, v_scale, k_cache, v_cache)
-    partial_kernel(attention).launch(*pointers, batch, rows, kv_heads, positions, splits, partial, lse)
-    combine_kernel(attention).launch(partial, lse, sinks, q, batch, rows, heads, splits, out)
+    kernel = block_attention_partial_kernel(attention)
+    kernel.launch(*pointers, batch, rows, kv_heads, positions, splits, partial, lse)
+    kernel = block_attention_combine_kernel(q.dtype, head_dim, has_sinks=sinks is not None)
+    kernel.launch(partial, lse, cos if sinks is None else sinks, q, batch, rows, heads, splits, out)
     return out
 
 
@@ -154,32 +180,16 @@ def block_attention_reference(
 
 
 def _compute_capability(tensor: Tensor) -> int:
-    """The one to compile for; in the interpreter, that of an H100."""
+    """The one to compile for."""
     if not tensor.is_cuda:
-        return 90
+        return _INTERPRETED
     major, minor = torch.cuda.get_device_capability(tensor.device)
-    return max((known for known in SHARED_MEMORY if known <= 10 * major + minor), default=80)
+    nearest: int = max((known for known in SHARED_MEMORY if known <= 10 * major + minor), default=80)
+    return nearest
 
 
-def _check(q: Tensor, k_cache: Tensor, v_cache: Tensor, cos: Tensor, k_scale: Tensor | None) -> None:
-    heads, head_dim = q.shape[2:]
-    if q.dtype not in TYPES or head_dim not in HEAD_DIMS:
-        raise UserError(
-            f"block_attention: queries are {q.dtype} with heads of {head_dim}; it takes bfloat16, float16 and float32,"
-            f" and heads of a multiple of 16 up to {HEAD_DIMS[-1]}"
-        )
-    is_fp8 = k_cache.dtype == torch.float8_e4m3fn
-    if k_cache.dtype not in (q.dtype, torch.float8_e4m3fn) or is_fp8 != (k_scale is not None):
-        scales = "with" if k_scale is not None else "without"
-        raise UserError(
-            f"block_attention: a cache of {k_cache.dtype} {scales} scales, queries of {q.dtype};"
-            " it takes a cache of the queries' type without, or of float8_e4m3fn with scales"
-        )
-    slots, kv_heads, positions, _ = k_cache.shape
-    wanted = (slots, kv_heads, positions, head_dim)
-    if k_cache.shape != wanted or v_cache.shape != wanted or heads % kv_heads or len(cos) < positions:
-        raise UserError(
-            f"block_attention: caches {tuple(k_cache.shape)} and {tuple(v_cache.shape)} for queries {tuple(q.shape)}"
-            f" and {len(cos)} rows of cosines; caches must be {wanted}, heads a multiple of KV heads,"
-            " and there must be a cosine for each position"
-        )
+def _multiprocessors(tensor: Tensor) -> int:
+    there: int = MULTIPROCESSORS[_INTERPRETED]
+    if tensor.is_cuda:
+        there = torch.cuda.get_device_properties(tensor.device).multi_processor_count
+    return there

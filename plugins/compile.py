@@ -17,10 +17,12 @@ from rich.progress import track
 from rich.table import Column, Table
 
 from dflash_trt.errors import UserError
-from dflash_trt.plugins import verify
-from dflash_trt.plugins.attention_kernels import BlockAttention, combine_kernel, partial_kernel
-from dflash_trt.plugins.kernel import SHARED_MEMORY, Kernel
-from dflash_trt.plugins.kv_write import kv_write_kernel
+from dflash_trt.plugins.attention_combine import block_attention_combine_kernel
+from dflash_trt.plugins.attention_partial import BlockAttention, block_attention_partial_kernel, filling_programs
+from dflash_trt.plugins.gpus import MULTIPROCESSORS, SHARED_MEMORY
+from dflash_trt.plugins.kernel import Kernel
+from dflash_trt.plugins.kv_write_kernel import kv_write_kernel
+from dflash_trt.plugins.verify_kernels import verify_combine_kernel, verify_partial_kernel
 
 
 @dataclass(frozen=True)
@@ -56,18 +58,20 @@ def configurations(compute_capability: int) -> dict[str, Kernel]:
                 causal=True,
                 window=0,
                 has_norm=has_norm,
-                has_sinks=cache == "fp8",
                 eps=1e-6,
                 most_rows=16,
                 compute_capability=compute_capability,
+                programs=filling_programs(MULTIPROCESSORS[compute_capability]),
             )
-            kernels[f"attention, {name}"] = partial_kernel(attention)
-            kernels[f"combine, {name}"] = combine_kernel(attention)
+            kernels[f"attention, {name}"] = block_attention_partial_kernel(attention)
         sliding = replace(attention, causal=False, window=4096)
-        kernels[f"attention, {name}, sliding block"] = partial_kernel(sliding)
+        kernels[f"attention, {name}, sliding block"] = block_attention_partial_kernel(sliding)
+    for size, has_sinks in ((64, True), (128, False)):
+        combine = block_attention_combine_kernel(torch.bfloat16, size, has_sinks=has_sinks)
+        kernels[f"combine, d {size}{', sinks' if has_sinks else ''}"] = combine
     for kind, dtype, tokens in (("bf16", torch.bfloat16, 151936), ("fp16", torch.float16, 32003)):
-        kernels[f"verify, {kind}, {tokens} tokens"] = verify.partial(dtype, tokens)
-    return {**kernels, "verify, combined": verify.combine()}
+        kernels[f"verify, {kind}, {tokens} tokens"] = verify_partial_kernel(dtype, tokens)
+    return {**kernels, "verify, combined": verify_combine_kernel()}
 
 
 def rows(compute_capability: int) -> list[Row]:

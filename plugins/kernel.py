@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -20,15 +19,10 @@ import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from triton.runtime import interpreter
-from triton.runtime.jit import JITFunction
 
 from dflash_trt.errors import UserError
-from dflash_trt.plugins import interpretation
-
-SHARED_MEMORY = {80: 163, 89: 99, 90: 227, 100: 227, 103: 227, 120: 99}
-"""Compute capabilities that kernels are compiled for, and the KiB of shared memory that a thread block may have there
-(CUDA C++ Programming Guide, technical specifications per compute capability)."""
+from dflash_trt.plugins.gpus import SHARED_MEMORY
+from dflash_trt.plugins.interpretation import interpret
 
 _PTX_VERSION = {80: 87, 89: 87, 90: 87, 100: 88, 103: 88, 120: 88}
 """Not the newest that Triton knows, so that a driver of CUDA 12.9 or later takes it; 8.8 is the first with sm_103."""
@@ -60,16 +54,6 @@ def takes(declared: str, dtype: torch.dtype) -> bool:
 def cdiv(count: Any, size: int) -> Any:
     """Blocks of `size` that hold `count`, a number or one of TensorRT's symbolic expressions."""
     return (count + (size - 1)) // size
-
-
-def require_shape(op: str, name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
-    """A kernel reads wherever its sizes point, so that shapes are seen to be right before.
-
-    Raises:
-        UserError: `tensor` has another shape.
-    """
-    if tuple(tensor.shape) != shape:
-        raise UserError(f"{op}: {name} has shape {tuple(tensor.shape)}, it must have {shape}")
 
 
 @dataclass(frozen=True)
@@ -147,8 +131,7 @@ class Kernel:
             return
         device = next(argument.device for argument in prepared if isinstance(argument, Tensor))
         if device.type == "cpu":
-            with _interpreting():
-                interpreter.InterpretedFunction(self.function.fn)[grid](*prepared, **self.constants)
+            interpret(self.function, grid, prepared, self.constants)
             return
         with torch.cuda.device(device):
             self.function[grid](*prepared, **self.constants, **self._options)
@@ -198,34 +181,6 @@ class Kernel:
                 f" it must be contiguous and {declared[1:]}"
             )
         return argument.view(torch.uint8) if declared == "*u8" else argument
-
-
-@contextmanager
-def _interpreting() -> Iterator[None]:
-    """Triton's language on NumPy, until the block ends.
-
-    Triton interprets functions that were decorated under TRITON_INTERPRET, its own library's among them, and those can
-    never be compiled. Here they are all decorated for compilation, and while a kernel is interpreted, each that it
-    calls is interpreted too.
-    """
-    everywhere = type("Language", (), {"__globals__": {"tl": triton.language, "core": triton.language.core}})
-    scope = interpreter._patch_lang(everywhere)
-    interpreted: dict[Any, Any] = {}
-
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.fn not in interpreted:
-            interpreted[self.fn] = interpreter.InterpretedFunction(self.fn).rewrite()
-        return interpreted[self.fn](*args, **kwargs)
-
-    scope.set_attr(JITFunction, "__call__", call)
-    scope.set_attr(triton.knobs.runtime, "interpret", True)
-    scope.set_attr(interpreter.InterpreterBuilder, "cast_impl", interpretation.cast)
-    scope.set_attr(interpreter.InterpreterBuilder, "create_fp_to_fp", interpretation.cast)
-    scope.set_attr(interpreter.InterpreterBuilder, "create_dot", interpretation.dot)
-    try:
-        yield
-    finally:
-        scope.restore()
 
 
 def parameter_types(ptx: str) -> tuple[str, ...]:

@@ -1,23 +1,13 @@
-"""`kv_write`: keys and values of all layers at once, normalized, rotated, quantized and put into the caches.
-
-Memory-bound: every element is read once and written once.
-"""
+"""`kv_write`: keys and values of all layers at once, normalized, rotated, quantized and put into the caches."""
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
-from dflash_trt.errors import UserError
-from dflash_trt.plugins.e4m3 import e4m3_codes
-from dflash_trt.plugins.kernel import Kernel, cdiv, pointer
-
-TYPES = (torch.bfloat16, torch.float16, torch.float32)
-HEAD_DIMS = range(16, 257, 16)
+from dflash_trt.plugins.heads import check_heads, rms_norm, rotate
+from dflash_trt.plugins.kv_write_kernel import kv_write_kernel
+from dflash_trt.plugins.shapes import require_shapes
 
 
 def kv_write(
@@ -56,7 +46,22 @@ def kv_write(
     Raises:
         UserError: a type or a shape that the kernel does not have.
     """
-    _check(keys, k_cache, v_cache, cos, k_scale)
+    require_shapes(
+        "kv_write",
+        keys=(keys, "B T L G d"),
+        values=(values, "B T L G d"),
+        k_norm=(k_norm, "L d"),
+        cos=(cos, "R h"),
+        sin=(sin, "R h"),
+        kv_len=(kv_len, "B"),
+        q_len=(q_len, "B"),
+        slots=(slots, "B"),
+        k_scale=(k_scale, "L"),
+        v_scale=(v_scale, "L"),
+        k_cache=(k_cache, "L P G S d"),
+        v_cache=(v_cache, "L P G S d"),
+    )
+    check_heads("kv_write", keys, cos, sin, (k_cache, v_cache), (k_scale, v_scale))
     run = _launch if keys.is_cuda or interpret else kv_write_reference
     run(keys, values, k_norm, cos, sin, kv_len, q_len, slots, k_scale, v_scale, k_cache, v_cache, eps)
 
@@ -89,47 +94,11 @@ def kv_write_reference(
     v_cache[:, slot, :, position] = _stored(values[sequence, step], v_scale)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight over the last axis, in float32, rounded once to x's type."""
-    wide = x.float()
-    return (wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.float()).to(x.dtype)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [..., d] turned by angles of float32 cosines and sines [..., d / 2], in float32, rounded once to x's type."""
-    low, high = x.float().chunk(2, dim=-1)
-    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1).to(x.dtype)
-
-
 def _stored(x: Tensor, scale: Tensor | None) -> Tensor:
     """[rows, layers, KV heads, d] as the cache holds it."""
     if scale is None:
         return x
     return (x.float() / scale[:, None, None]).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
-
-
-@cache
-def kv_write_kernel(
-    dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, *, has_norm: bool, eps: float
-) -> Kernel:
-    """The kernel for keys of `dtype` and caches of `cache_dtype`."""
-    half = triton.next_power_of_2(head_dim // 2)
-    block = max(1, 1024 // half)  # 8 elements a thread of either half: 16 bytes of a 16-bit type
-    held = "*u8" if cache_dtype == torch.float8_e4m3fn else pointer(cache_dtype)
-    return Kernel(
-        function=dflash_kv_write,
-        parameters={
-            **dict.fromkeys(("keys", "values", "k_norm"), pointer(dtype)),
-            **dict.fromkeys(("cos", "sin"), "*fp32"),
-            **dict.fromkeys(("kv_len", "q_len", "slots"), "*i32"),
-            **dict.fromkeys(("k_scale", "v_scale"), "*fp32"),
-            **dict.fromkeys(("k_cache_in", "v_cache_in"), held),
-            **dict.fromkeys(("batch", "rows", "layers", "kv_heads", "cache_slots", "positions"), "i32"),
-            **dict.fromkeys(("k_cache", "v_cache"), held),
-        },
-        constants={"EPS": eps, "HAS_NORM": has_norm, "HEAD_DIM": head_dim, "HALF": half, "BLOCK": block},
-        grid=lambda s: (cdiv(s["batch"] * s["rows"] * s["layers"] * s["kv_heads"], block), 1, 1),
-    )
 
 
 def _launch(
@@ -154,104 +123,3 @@ def _launch(
     )
     given = (keys, values, k_norm, cos, sin, kv_len, q_len, slots, k_scale, v_scale, k_cache, v_cache)
     kernel.launch(*given, *keys.shape[:4], k_cache.shape[1], k_cache.shape[3], k_cache, v_cache)
-
-
-def _check(keys: Tensor, k_cache: Tensor, v_cache: Tensor, cos: Tensor, k_scale: Tensor | None) -> None:
-    _, _, layers, kv_heads, head_dim = keys.shape
-    if keys.dtype not in TYPES or head_dim not in HEAD_DIMS:
-        raise UserError(
-            f"kv_write: keys are {keys.dtype} with heads of {head_dim}; it takes bfloat16, float16 and float32,"
-            f" and heads of a multiple of 16 up to {HEAD_DIMS[-1]}"
-        )
-    is_fp8 = k_cache.dtype == torch.float8_e4m3fn
-    if k_cache.dtype not in (keys.dtype, torch.float8_e4m3fn) or is_fp8 != (k_scale is not None):
-        scales = "with" if k_scale is not None else "without"
-        raise UserError(
-            f"kv_write: a cache of {k_cache.dtype} {scales} scales, keys of {keys.dtype};"
-            " it takes a cache of the keys' type without, or of float8_e4m3fn with scales"
-        )
-    _, slots, _, positions, _ = k_cache.shape
-    wanted = (layers, slots, kv_heads, positions, head_dim)
-    if k_cache.shape != wanted or v_cache.shape != wanted or cos.shape[0] < positions:
-        raise UserError(
-            f"kv_write: caches {tuple(k_cache.shape)} and {tuple(v_cache.shape)} for keys {tuple(keys.shape)} and"
-            f" {len(cos)} rows of cosines; caches must be {wanted}, and there must be a cosine for each position"
-        )
-
-
-@triton.jit
-def dflash_kv_write(
-    keys,
-    values,
-    k_norm,
-    cos,
-    sin,
-    kv_len,
-    q_len,
-    slots,
-    k_scale,
-    v_scale,
-    k_cache_in,
-    v_cache_in,
-    batch,
-    rows,
-    layers,
-    kv_heads,
-    cache_slots,
-    positions,
-    k_cache,
-    v_cache,
-    EPS: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    HALF: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Heads `BLOCK` at a time, in the order of keys [batch, rows, layers, kv_heads, HEAD_DIM]."""
-    head = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = head < batch * rows * layers * kv_heads
-    kv_head = head % kv_heads
-    layer = (head // kv_heads) % layers
-    row = (head // (kv_heads * layers)) % rows
-    sequence = head // (kv_heads * layers * rows)
-    position = tl.load(kv_len + sequence, mask=inside, other=0) + row
-    live = inside & (row < tl.load(q_len + sequence, mask=inside, other=0)) & (position < positions)
-    slot = tl.load(slots + sequence, mask=live, other=0)
-
-    column = tl.arange(0, HALF)[None, :]
-    mask = live[:, None] & (column < HEAD_DIM // 2)
-    source = head.to(tl.int64)[:, None] * HEAD_DIM + column
-    low = tl.load(keys + source, mask=mask, other=0.0)
-    high = tl.load(keys + source + HEAD_DIM // 2, mask=mask, other=0.0)
-    value_low = tl.load(values + source, mask=mask, other=0.0)
-    value_high = tl.load(values + source + HEAD_DIM // 2, mask=mask, other=0.0)
-
-    angle = position.to(tl.int64)[:, None] * (HEAD_DIM // 2) + column
-    cosine = tl.load(cos + angle, mask=mask, other=0.0)
-    sine = tl.load(sin + angle, mask=mask, other=0.0)
-    dtype: tl.constexpr = low.dtype
-    low, high = low.to(tl.float32), high.to(tl.float32)
-    if HAS_NORM:
-        weight = layer[:, None] * HEAD_DIM + column
-        low_weight = tl.load(k_norm + weight, mask=mask, other=0.0).to(tl.float32)
-        high_weight = tl.load(k_norm + weight + HEAD_DIM // 2, mask=mask, other=0.0).to(tl.float32)
-        mean = tl.sum(low * low + high * high, axis=1) / HEAD_DIM
-        factor = tl.rsqrt(mean + EPS)[:, None]
-        low = (low * factor * low_weight).to(dtype).to(tl.float32)
-        high = (high * factor * high_weight).to(dtype).to(tl.float32)
-    key_low = (low * cosine - high * sine).to(dtype)
-    key_high = (high * cosine + low * sine).to(dtype)
-
-    cache_row = ((layer.to(tl.int64) * cache_slots + slot) * kv_heads + kv_head) * positions + position
-    target = cache_row[:, None] * HEAD_DIM + column
-    if k_cache.dtype.element_ty == tl.uint8:
-        key_scale = tl.load(k_scale + layer, mask=live, other=1.0)[:, None]
-        value_scale = tl.load(v_scale + layer, mask=live, other=1.0)[:, None]
-        key_low = e4m3_codes(tl.div_rn(key_low.to(tl.float32), key_scale))
-        key_high = e4m3_codes(tl.div_rn(key_high.to(tl.float32), key_scale))
-        value_low = e4m3_codes(tl.div_rn(value_low.to(tl.float32), value_scale))
-        value_high = e4m3_codes(tl.div_rn(value_high.to(tl.float32), value_scale))
-    tl.store(k_cache + target, key_low, mask=mask)
-    tl.store(k_cache + target + HEAD_DIM // 2, key_high, mask=mask)
-    tl.store(v_cache + target, value_low, mask=mask)
-    tl.store(v_cache + target + HEAD_DIM // 2, value_high, mask=mask)

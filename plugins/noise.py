@@ -1,85 +1,49 @@
-"""The counter-based Gumbel noise of `runtime/noise.py` inside a kernel, in float32, and the same in torch.
+"""Counter-based Gumbel noise: a pure function of seed, position and token id.
 
-Both have its bits and its uniform numbers exactly; a logarithm may differ in the last place. Nothing is computed in
-float64, of which data-centre GPUs since B300 have next to none.
+Adding it to logits / T and taking the argmax draws from softmax(logits / T) (the Gumbel-max trick). Since the noise of
+a position is known before any pass runs, a token is the same whoever computes it, in whatever batch or block, and a
+drafter can guess with the noise that the target will use. Kernels compute it in `noise_kernel.py`.
+
+The bits are Philox-4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), as `tl.philox` gives
+them: key = seed, counter = (token id // 4, position, 0, 0), and of the four words that number token id % 4.
 """
 
 from __future__ import annotations
 
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 _WORD = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
 
 
-@triton.jit
-def _bits_by_fours(seed, position, first, BLOCK: tl.constexpr):
-    group = first // 4 + tl.arange(0, BLOCK // 4)
-    zero = group * 0
-    word0, word1, word2, word3 = tl.philox(seed, group, position + zero, zero, zero)
-    return tl.interleave(tl.interleave(word0, word2), tl.interleave(word1, word3))
+def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
+    """Four 32-bit words for each counter and key, all int64 tensors of broadcastable shapes."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        # A product of two words fills 64 bits; int64 wraps to the same bits.
+        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        high0, high1 = (product0 >> 32) & _WORD, (product1 >> 32) & _WORD
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, product1 & _WORD, high0 ^ c3 ^ k1, product0 & _WORD
+        k0, k1 = (k0 + _WEYL[0]) & _WORD, (k1 + _WEYL[1]) & _WORD
+    return c0, c1, c2, c3
 
 
-@triton.jit
-def _bits_one_by_one(seed, position, first, BLOCK: tl.constexpr):
-    token = first + tl.arange(0, BLOCK)
-    zero = token * 0
-    word0, word1, word2, word3 = tl.philox(seed, token // 4, position + zero, zero, zero)
-    even = token % 2 == 0
-    return tl.where(token % 4 < 2, tl.where(even, word0, word1), tl.where(even, word2, word3))
+def gumbel(seeds: Tensor, positions: Tensor, tokens: int, dtype: torch.dtype, first: int = 0) -> Tensor:
+    """Standard Gumbel noise [..., tokens] for int64 `seeds` and `positions` of one shape [...].
 
-
-@triton.jit
-def philox_bits(seed, position, first, BLOCK: tl.constexpr):
-    """The 32-bit words of tokens `first`..`first` + BLOCK - 1: a counter gives four, one for each of four tokens."""
-    # A rank's part of the vocabulary nearly always begins at a multiple of four: that is four times less work.
-    if first % 4 == 0:
-        bits = _bits_by_fours(seed, position, first, BLOCK)
-    else:
-        bits = _bits_one_by_one(seed, position, first, BLOCK)
-    return bits
-
-
-@triton.jit
-def uniform(bits):
-    """(bits + 1/2) / 2^32, rounded once to float32, and at most the largest below 1."""
-    # Of small words twice that and one is exact. Large ones have more bits than float32 keeps, so that below the last
-    # of these it only matters that something is there.
-    small = (bits * 2 + 1).to(tl.float32) * 2.0**-33
-    large = (bits | 1).to(tl.float32) * 2.0**-32
-    return tl.minimum(tl.where(bits < 2147483648, small, large), 1.0 - 2.0**-24)
-
-
-@triton.jit
-def gumbel(seed, position, first, BLOCK: tl.constexpr):
-    """Standard Gumbel noise of tokens `first`.. `first` + BLOCK - 1."""
-    u = uniform(philox_bits(seed, position, first, BLOCK))
-    rest = 1.0 - u
-    # log(1 - u) of what 1 - u was rounded to, times how much that was off: W. Kahan's log1p.
-    tail = tl.where(rest == 1.0, u, -tl.log(rest) * (u / tl.where(rest == 1.0, 1.0, 1.0 - rest)))
-    return -tl.log(tail)
-
-
-def reference_gumbel(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-    """Standard Gumbel noise in float32, of integer seeds, positions and token ids whose shapes broadcast together."""
-    seeds, positions, tokens = (x.long() for x in (seeds, positions, tokens))
-    counter = [tokens // 4, positions, torch.zeros_like(tokens), torch.zeros_like(tokens)]
-    key = [seeds & _WORD, (seeds >> 32) & _WORD]
-    for _ in range(10):
-        products = counter[0] * _MULTIPLIERS[0], counter[2] * _MULTIPLIERS[1]
-        high = [(product >> 32) & _WORD for product in products]
-        counter = [
-            high[1] ^ counter[1] ^ key[0],
-            products[1] & _WORD,
-            high[0] ^ counter[3] ^ key[1],
-            products[0] & _WORD,
-        ]
-        key = [(word + constant) & _WORD for word, constant in zip(key, _WEYL, strict=True)]
-    words = torch.stack(torch.broadcast_tensors(*counter))
-    bits = words.gather(0, (tokens % 4).expand(words.shape[1:])[None])[0]
-    u = ((bits.double() + 0.5) * 2.0**-32).float().clamp(max=1.0 - 2.0**-24)
-    return -torch.log(-torch.log1p(-u))
+    It is that of tokens `first`, `first` + 1, ...: each rank makes its own.
+    """
+    key = ((seeds & _WORD)[..., None], ((seeds >> 32) & _WORD)[..., None])
+    groups = torch.arange(first // 4, (first + tokens + 3) // 4, device=seeds.device)
+    zero = torch.zeros_like(groups)
+    words = philox((groups, positions[..., None], zero, zero), key)
+    bits = torch.stack(words, dim=-1).flatten(-2)[..., first % 4 : first % 4 + tokens]
+    # (bits + 1/2) / 2^32 lies inside (0, 1), but float32 may round it to 1.
+    uniform = ((bits.to(torch.float64) + 0.5) * 2.0**-32).to(dtype)
+    uniform.clamp_(max=1.0 - torch.finfo(dtype).eps / 2)
+    # log1p keeps the relative precision of small u, where -log(-log(1 - u)) is largest.
+    return -torch.log(-torch.log1p(-uniform))

@@ -6,11 +6,13 @@ from typing import Any
 
 import torch
 
-from dflash_trt.plugins import verify
-from dflash_trt.plugins.attention_kernels import BlockAttention, combine_kernel, partial_kernel
+from dflash_trt.plugins.attention_combine import block_attention_combine_kernel
+from dflash_trt.plugins.attention_partial import BlockAttention, block_attention_partial_kernel, filling_programs
+from dflash_trt.plugins.gpus import MULTIPROCESSORS
 from dflash_trt.plugins.kernel import Kernel, cdiv
-from dflash_trt.plugins.kv_write import kv_write_kernel
+from dflash_trt.plugins.kv_write_kernel import kv_write_kernel
 from dflash_trt.plugins.operation import Alias, Attributes, Operation, Output, Shapes, Types
+from dflash_trt.plugins.verify_kernels import CHUNK, verify_combine_kernel, verify_partial_kernel
 
 
 def _kv_write_kernel(shapes: Shapes, types: Types, attributes: Attributes) -> Kernel:
@@ -45,7 +47,7 @@ def _attention(shapes: Shapes, types: Types, attributes: Attributes) -> BlockAtt
         dtype=types["q"],
         cache_dtype=types["k_cache"],
         head_dim=shapes["q"][3],
-        has_sinks=False,
+        programs=filling_programs(MULTIPROCESSORS[attributes["compute_capability"]]),
         **{name: attributes[name] for name in (*BLOCK_ATTENTION_PARTIAL.attributes, "compute_capability")},
     )
 
@@ -54,7 +56,7 @@ def _attention_kernel(shapes: Shapes, types: Types, attributes: Attributes) -> K
     heads, kv_heads = shapes["q"][2], shapes["k_cache"][-3]
     if heads != kv_heads * attributes["ratio"]:
         raise ValueError(f"{heads} query heads and {kv_heads} KV heads, not {attributes['ratio']} times as many")
-    return partial_kernel(_attention(shapes, types, attributes))
+    return block_attention_partial_kernel(_attention(shapes, types, attributes))
 
 
 def _attention_sizes(shapes: Shapes, types: Types, attributes: Attributes) -> dict[str, Any]:
@@ -92,20 +94,6 @@ BLOCK_ATTENTION_PARTIAL = Operation(
 `most_rows` it says how many splits there are, an output's dimension, so that expressions cannot give it."""
 
 
-def _combine_kernel(shapes: Shapes, types: Types, attributes: Attributes) -> Kernel:
-    # Of these only what the combining kernel looks at counts.
-    unread = {"causal": False, "window": 0, "has_norm": False, "eps": 0.0, "ratio": 1, "most_rows": 1}
-    attention = BlockAttention(
-        dtype=types["q"],
-        cache_dtype=types["q"],
-        head_dim=shapes["q"][3],
-        has_sinks=attributes["has_sinks"],
-        compute_capability=attributes["compute_capability"],
-        **unread,
-    )
-    return combine_kernel(attention)
-
-
 BLOCK_ATTENTION_COMBINE = Operation(
     name="block_attention_combine",
     inputs=("partial", "lse", "sinks", "q"),
@@ -115,7 +103,9 @@ BLOCK_ATTENTION_COMBINE = Operation(
         "splits": shapes["partial"][0],
     },
     describe=lambda shapes, types, attributes: {"out": Output(shapes["q"], types["q"])},
-    configure=_combine_kernel,
+    configure=lambda shapes, types, attributes: block_attention_combine_kernel(
+        types["q"], shapes["q"][3], has_sinks=attributes["has_sinks"]
+    ),
     attributes={"has_sinks": bool},
 )
 
@@ -125,10 +115,10 @@ VERIFY_PARTIAL = Operation(
     outputs=("scores", "ids"),
     sizes=lambda shapes, types, attributes: {"batch": shapes["logits"][0], "rows": shapes["logits"][1]},
     describe=lambda shapes, types, attributes: {
-        name: Output((*shapes["logits"][:2], cdiv(shapes["logits"][2], verify.CHUNK)), dtype)
+        name: Output((*shapes["logits"][:2], cdiv(shapes["logits"][2], CHUNK)), dtype)
         for name, dtype in {"scores": torch.float32, "ids": torch.int32}.items()
     },
-    configure=lambda shapes, types, attributes: verify.partial(types["logits"], shapes["logits"][2]),
+    configure=lambda shapes, types, attributes: verify_partial_kernel(types["logits"], shapes["logits"][2]),
 )
 
 VERIFY_COMBINE = Operation(
@@ -141,7 +131,7 @@ VERIFY_COMBINE = Operation(
         "accepted": Output(shapes["draft_len"], torch.int32),
         "next": Output(shapes["draft_len"], torch.int32),
     },
-    configure=lambda shapes, types, attributes: verify.combine(),
+    configure=lambda shapes, types, attributes: verify_combine_kernel(),
 )
 
 OPERATIONS = (KV_WRITE, BLOCK_ATTENTION_PARTIAL, BLOCK_ATTENTION_COMBINE, VERIFY_PARTIAL, VERIFY_COMBINE)

@@ -1,6 +1,6 @@
 """The operations as TensorRT knows them: `dflash::verify_partial` and the others, compiled ahead of time.
 
-TensorRT keeps the PTX in the engine, so that running one needs neither this package nor Triton.
+TensorRT keeps the PTX in the engine: which Triton compiled it does not matter to whoever runs it.
 """
 
 from __future__ import annotations

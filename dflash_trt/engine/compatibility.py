@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError
-
 import torch
 
 from dflash_trt.engine.config import Backend, Builder
 from dflash_trt.engine.directory import Engine
 from dflash_trt.engine.tensorrt_api import TensorRTName, load_tensorrt
 from dflash_trt.errors import UserError
+from dflash_trt.plugins.installed_triton import require_triton
 from dflash_trt.plugins.plugin_hash import plugin_hash
 
 MISSING = "not installed"
@@ -19,7 +18,7 @@ MISSING = "not installed"
 def builder_here(backend: Backend, compute_capability: str | None) -> Builder:
     """The builder of engines that this machine builds, or would if its TensorRT were installed."""
     version = torch.__version__ if backend == "torch" else installed_version(backend) or MISSING
-    return Builder(backend, version, compute_capability, _plugin_hash() if backend == "tensorrt" else None)
+    return Builder(backend, version, compute_capability, plugin_hash() if backend == "tensorrt" else None)
 
 
 def installed_version(name: TensorRTName) -> str | None:
@@ -42,8 +41,11 @@ def check_builds_here(builder: Builder) -> None:
     """Refuse to begin a build that this machine cannot end.
 
     Raises:
-        UserError: its TensorRT is not installed, or builds for the GPU that it runs on only, and that is another.
+        UserError: its TensorRT is not installed, or builds for the GPU that it runs on only, and that is another; or
+            Triton is not, which its plugin needs.
     """
+    if builder.uses_plugins:
+        require_triton("the plugin")
     tensorrt, here = load_tensorrt(builder.tensorrt), gpu_here()
     if tensorrt.name == "tensorrt" and here != builder.compute_capability:
         raise UserError(
@@ -61,7 +63,7 @@ def check_runs_here(engine: Engine) -> None:
     builder = engine.config.builder
     if builder.tensorrt is None:
         return
-    plugin = _plugin_hash() if builder.uses_plugins else None
+    plugin = plugin_hash() if builder.uses_plugins else None
     refusal = why_not(builder, installed_version(builder.tensorrt), gpu_here(), plugin)
     if refusal is not None:
         raise UserError(f"{engine.path}: {refusal}")
@@ -90,15 +92,6 @@ def why_not(builder: Builder, version: str | None, gpu: str | None, plugin: str 
     if plugin != builder.plugin_hash:
         return f"{built} with plugin {builder.plugin_hash}, the plugin here is {plugin}; build it again"
     return None
-
-
-def _plugin_hash() -> str:
-    try:
-        found: str = plugin_hash()
-    except PackageNotFoundError as missing:
-        why = f"{missing.name} is not installed, which the plugin needs; pip install dflash-trt[plugins]"
-        raise UserError(why) from None
-    return found
 
 
 def _gpu(compute_capability: str | None) -> str:

@@ -17,6 +17,7 @@ from dflash_trt.engine.weights import open_weights
 from dflash_trt.errors import UserError
 from dflash_trt.models.pair import load_pair
 from dflash_trt.ops.ranks import ALONE, Ranks
+from dflash_trt.plugins.installed_triton import require_triton
 from dflash_trt.runtime.rank_group import nccl_communicator
 from dflash_trt.runtime.step import Executor
 from dflash_trt.runtime.torch_executor import TorchExecutor
@@ -26,7 +27,8 @@ def load_executor(engine: Engine, device: torch.device, ranks: Ranks = ALONE) ->
     """Load an engine, or a rank's part.
 
     Raises:
-        UserError: a file is damaged, there is no memory for the caches, or TensorRT does not take the engine.
+        UserError: a file is damaged, there is no memory for the caches, TensorRT does not take the engine, or it or
+            Triton is not installed.
     """
     if engine.config.builder.tensorrt is None:
         return _load_torch(engine, device, ranks)
@@ -60,7 +62,8 @@ def _load_torch(engine: Engine, device: torch.device, ranks: Ranks) -> TorchExec
 
 
 def _load_tensorrt(engine: Engine, name: TensorRTName, device: torch.device, ranks: Ranks) -> Executor:
-    # Which need Triton, and the torch backend does not.
+    require_triton(f"running an engine of {name}")
+    # Which import it, and the torch backend does without.
     from dflash_trt.runtime.tensorrt_engine import TensorRTEngine
     from dflash_trt.runtime.tensorrt_executor import TensorRTExecutor
 

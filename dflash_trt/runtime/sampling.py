@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dflash_trt.errors import UserError
-from dflash_trt.runtime.noise import gumbel
+from dflash_trt.plugins.noise import gumbel
 
 SEED_LIMIT = 2**63
 _NUMBERS = (
@@ -237,7 +237,8 @@ def _noised(scaled: Tensor, positions: Tensor, sampling: Sampling, rows: Tensor,
     """[n, R, P] for tokens `first`.., the noise of the sequences `rows` added."""
     device = scaled.device
     seeds = sampling.seeds[rows].to(device)[:, None].expand_as(positions)
-    return scaled + gumbel(seeds, positions.to(device), scaled.shape[-1], scaled.dtype, first)
+    noise: Tensor = gumbel(seeds, positions.to(device), scaled.shape[-1], scaled.dtype, first)
+    return scaled + noise
 
 
 def _threshold(scaled: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:

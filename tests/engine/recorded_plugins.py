@@ -17,7 +17,7 @@ from dflash_trt.plugins.kernel import pointer
 from dflash_trt.plugins.kv_write import kv_write_reference
 from dflash_trt.plugins.operation import Alias
 from dflash_trt.plugins.operations import OPERATIONS
-from dflash_trt.plugins.verify import reference_combine, reference_partial
+from dflash_trt.plugins.verify import verify_combine_reference, verify_partial_reference
 from tests.network_formats import torch_type
 from tests.network_interpreter import Evaluate, Input
 
@@ -93,7 +93,7 @@ def _attention_combine(
 
 
 def _verify_partial(*inputs: Tensor) -> Sequence[Tensor]:
-    return reference_partial(*inputs, chunk=CHUNK)
+    return verify_partial_reference(*inputs, chunk=CHUNK)
 
 
 def _parts(logits: trt.ITensor) -> Outputs:
@@ -136,6 +136,6 @@ COMPUTED: dict[str, tuple[Callable[[Sequence[trt.ITensor]], Outputs], Callable[.
             (trt.int32, tuple(given[2].shape)),
             *[(trt.int32, tuple(given[3].shape))] * 2,
         ],
-        reference_combine,
+        verify_combine_reference,
     ),
 }

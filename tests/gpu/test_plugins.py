@@ -7,7 +7,7 @@ import torch
 
 from dflash_trt.plugins.block_attention import block_attention, block_attention_reference
 from dflash_trt.plugins.kv_write import kv_write, kv_write_reference
-from dflash_trt.plugins.verify import reference_combine, reference_partial, verify
+from dflash_trt.plugins.verify import verify, verify_combine_reference, verify_partial_reference
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
 SLOTS, HEADS, KV_HEADS, POSITIONS = 6, 8, 2, 700
@@ -63,8 +63,8 @@ def test_tokens_are_chosen(dtype: torch.dtype) -> None:
     draft_len = ints([15, 3, 15, 0])
     noise = (temperature, seeds, first)
     ours = verify(logits, *noise, guesses, draft_len)
-    expected = reference_combine(
-        *reference_partial(logits, *noise, ints([logits.shape[-1]]), ints([0])), guesses, draft_len
+    expected = verify_combine_reference(
+        *verify_partial_reference(logits, *noise, ints([logits.shape[-1]]), ints([0])), guesses, draft_len
     )
     for result, reference in zip(ours, expected, strict=True):
         assert torch.equal(result, reference)

@@ -12,13 +12,28 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dflash_trt.errors import UserError
-from dflash_trt.plugins.attention_kernels import BlockAttention, combine_kernel, partial_kernel
+from dflash_trt.plugins.attention_combine import block_attention_combine_kernel
+from dflash_trt.plugins.attention_partial import BlockAttention, block_attention_partial_kernel, filling_programs
 from dflash_trt.plugins.block_attention import block_attention, launch_block_attention
-from dflash_trt.plugins.kernel import SHARED_MEMORY
+from dflash_trt.plugins.gpus import MULTIPROCESSORS, SHARED_MEMORY
 
 FP8 = torch.float8_e4m3fn
 CLOSE = {torch.float32: 1e-5, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
 """Of the largest value: weights and results are rounded to the type, and a query may be to either neighbour."""
+
+AXES = {
+    "q_norm": 1,
+    "cos": 2,
+    "sin": 2,
+    "kv_len": 1,
+    "q_len": 1,
+    "slots": 1,
+    "k_scale": 1,
+    "v_scale": 1,
+    "v_cache": 4,
+    "sinks": 1,
+}
+"""The axes of each argument that another one's size depends on."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +68,10 @@ class Pass:
                 "causal": self.causal,
                 "window": self.window,
                 "has_norm": self.q_norm is not None,
-                "has_sinks": self.sinks is not None,
                 "eps": 1e-6,
                 "most_rows": self.q.shape[1],
                 "compute_capability": 90,
+                "programs": filling_programs(MULTIPROCESSORS[90]),
                 **changes,
             }
         )
@@ -263,7 +278,7 @@ def test_splits_share_the_keys_that_there_are(length: int) -> None:
     partial, lse = torch.full((splits, *given.q.shape), torch.nan), torch.full((splits, 1, 4, 4), torch.nan)
     # Without a norm or scales: the kernel does not read those.
     pointers = [given.cos if each is None else each for each in given.tensors()[:-1]]
-    partial_kernel(configuration).launch(*pointers, 1, 4, 2, 320, splits, partial, lse)
+    block_attention_partial_kernel(configuration).launch(*pointers, 1, 4, 2, 320, splits, partial, lse)
     saw = lse[:, 0, :3].isfinite()
     assert (lse[:, 0, :3][~saw] == -torch.inf).all()
     assert saw.flatten(1).any(1).sum() == {0: 1, 5: 1, 300: 5}[length], "64 keys each"
@@ -271,7 +286,8 @@ def test_splits_share_the_keys_that_there_are(length: int) -> None:
     out, expected = exact(given, 0)
     torch.testing.assert_close(lse[:, 0, :3].double().logsumexp(0), expected, rtol=1e-5, atol=1e-5)
     result = torch.empty_like(given.q)
-    combine_kernel(configuration).launch(partial, lse, given.cos, given.q, 1, 4, 4, splits, result)
+    combine = block_attention_combine_kernel(torch.float32, 32, has_sinks=False)
+    combine.launch(partial, lse, given.cos, given.q, 1, 4, 4, splits, result)
     torch.testing.assert_close(result[0, :3].double(), out, rtol=1e-5, atol=1e-5)
 
 
@@ -294,7 +310,7 @@ def test_every_code_of_an_fp8_cache_is_decoded(dtype: torch.dtype, compute_capab
     given = random_pass(dtype, 256, [(0, 1, 0)], rows=1, positions=1, fp8_cache=True)
     given = replace(given, v_cache=codes.expand(2, 1, 1, 256).contiguous(), v_scale=torch.tensor([0.5]))
     configuration = given.configuration(compute_capability=compute_capability, programs=1)
-    assert (partial_kernel(configuration).parameters["k_cache"] == "*u8") == (compute_capability == 80)
+    assert (block_attention_partial_kernel(configuration).parameters["k_cache"] == "*u8") == (compute_capability == 80)
     actual = launch_block_attention(configuration, *given.tensors())
     assert torch.equal(actual[0, 0, 0], (codes.float() * 0.5).to(dtype))
     with_nan = codes.clone()
@@ -317,7 +333,9 @@ def test_one_long_sequence_fills_a_gpu_and_many_are_not_split() -> None:
 def test_it_compiles_within_registers_and_shared_memory(compute_capability: int) -> None:
     """A block of 16 of four heads a KV head over an FP8 cache; keys are copied 16 bytes at a time while others are used."""
     given = random_pass(torch.bfloat16, 128, [(0, 1, 0)], rows=16, ratio=4, positions=1, fp8_cache=True)
-    compiled = partial_kernel(given.configuration(compute_capability=compute_capability)).compile(compute_capability)
+    compiled = block_attention_partial_kernel(given.configuration(compute_capability=compute_capability)).compile(
+        compute_capability
+    )
     assert compiled.spills == 0
     assert compiled.shared <= SHARED_MEMORY[compute_capability] << 10
     assert "cp.async.cg.shared.global" in compiled.ptx
@@ -327,17 +345,31 @@ def test_it_compiles_within_registers_and_shared_memory(compute_capability: int)
 
 def test_what_it_does_not_have_is_refused_by_name() -> None:
     where = [(0, 1, 0)]
-    with pytest.raises(UserError, match=r"heads of 24; .* a multiple of 16 up to 256"):
+    with pytest.raises(UserError, match=r"heads are of 24 torch.float32; .* a multiple of 16 up to 256"):
         random_pass(torch.float32, 24, where, rows=1, positions=8).attended(interpret=True)
-    with pytest.raises(UserError, match=r"queries are torch\.float64"):
+    with pytest.raises(UserError, match=r"heads are of 32 torch\.float64"):
         random_pass(torch.float64, 32, where, rows=1, positions=8).attended(interpret=True)
     good = random_pass(torch.bfloat16, 32, where, rows=1, positions=8, kv_heads=2)
     for changed, message in (
         ({"k_cache": good.k_cache.to(FP8)}, "float8_e4m3fn without scales"),
         ({"k_scale": torch.ones(1)}, "bfloat16 with scales"),
-        ({"v_cache": good.v_cache[:, :, :-1]}, r"caches must be \(2, 2, 8, 32\)"),
-        ({"q": good.q[:, :, :1]}, r"heads a multiple of KV heads"),
-        ({"cos": good.cos[:-1]}, "7 rows of cosines"),
+        ({"v_scale": torch.ones(1)}, "bfloat16 with scales"),
+        ({"q": good.q[:, :, :1]}, "1 query heads and 2 KV heads; it takes a multiple"),
+        ({"cos": good.cos[:-1], "sin": good.sin[:-1]}, r"have shape \(7, 16\), they must have \(8 or more, 16\)"),
     ):
         with pytest.raises(UserError, match=message):
             replace(good, **changed).attended(interpret=True)
+
+
+@pytest.mark.parametrize("axis_of", [(name, axis) for name, size in AXES.items() for axis in range(size)])
+def test_every_size_is_seen_to_fit(axis_of: tuple[str, int]) -> None:
+    """A tensor with one row more or a column more than the others say: the kernels would read past one of them."""
+    name, axis = axis_of
+    where = [(0, 1, 0), (2, 1, 1)]
+    good = random_pass(torch.bfloat16, 32, where, rows=2, ratio=2, positions=8, has_sinks=True, fp8_cache=True)
+    tensor = vars(good)[name]
+    larger = torch.cat((tensor, tensor.narrow(axis, 0, 1)), axis)
+    with pytest.raises(UserError, match=r"block_attention: .* has shape .*, it must have"):
+        replace(good, **{name: larger}).attended(interpret=True)
+    with pytest.raises(UserError, match=r"block_attention: \w+ has shape .*, it must have"):
+        replace(good, **{name: tensor[None]}).attended(interpret=True)

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from dflash_trt.errors import UserError
 from dflash_trt.plugins.compile import configurations, main, parse
-from dflash_trt.plugins.kernel import SHARED_MEMORY
+from dflash_trt.plugins.gpus import SHARED_MEMORY
 
 CONFIGURATIONS = tuple(configurations(103))
 

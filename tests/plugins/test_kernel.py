@@ -10,7 +10,8 @@ import triton
 import triton.language as tl
 
 from dflash_trt.errors import UserError
-from dflash_trt.plugins.kernel import SHARED_MEMORY, Kernel, _without_scratch, cdiv, parameter_types, pointer
+from dflash_trt.plugins.gpus import SHARED_MEMORY
+from dflash_trt.plugins.kernel import Kernel, _without_scratch, cdiv, parameter_types, pointer
 
 
 @triton.jit

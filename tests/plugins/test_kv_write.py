@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -16,12 +16,29 @@ from dflash_trt.errors import UserError
 from dflash_trt.ops.base import LayerCache, RotaryTable, Span
 from dflash_trt.ops.torch_ops import TorchOps
 from dflash_trt.plugins.e4m3 import e4m3_codes
-from dflash_trt.plugins.kernel import SHARED_MEMORY, Kernel
-from dflash_trt.plugins.kv_write import kv_write, kv_write_kernel
+from dflash_trt.plugins.gpus import SHARED_MEMORY
+from dflash_trt.plugins.kernel import Kernel
+from dflash_trt.plugins.kv_write import kv_write
+from dflash_trt.plugins.kv_write_kernel import kv_write_kernel
 
 FP8 = torch.float8_e4m3fn
 STEP = {torch.float32: 2.0**-21, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6, FP8: 2.0**-2}
 """How far apart two neighbours may be, relatively, and twice that: sums in another order may round to either."""
+
+AXES = {
+    "keys": 4,
+    "values": 5,
+    "k_norm": 2,
+    "cos": 2,
+    "sin": 2,
+    "kv_len": 1,
+    "q_len": 1,
+    "slots": 1,
+    "k_scale": 1,
+    "v_scale": 1,
+    "v_cache": 5,
+}
+"""The axes of each argument that another one's size depends on, but of `k_cache`, which alone knows its slots."""
 
 
 @dataclass(frozen=True)
@@ -214,16 +231,34 @@ def test_it_compiles_to_wide_accesses_without_spills(cache_dtype: torch.dtype, c
 
 def test_what_it_does_not_have_is_refused_by_name() -> None:
     where = [(0, 1, 0)]
-    with pytest.raises(UserError, match=r"heads of 24; .* a multiple of 16 up to 256"):
+    with pytest.raises(UserError, match=r"heads are of 24 torch.float32; .* a multiple of 16 up to 256"):
         random_pass(torch.float32, 24, where, rows=1).written(interpret=True)
-    with pytest.raises(UserError, match=r"keys are torch\.float64"):
+    with pytest.raises(UserError, match=r"heads are of 32 torch\.float64"):
         random_pass(torch.float64, 32, where, rows=1).written(interpret=True)
     good = random_pass(torch.bfloat16, 32, where, rows=1)
     for changed, message in (
         ({"k_cache": good.k_cache.to(FP8)}, "float8_e4m3fn without scales"),
         ({"k_scale": torch.ones(1)}, "bfloat16 with scales"),
-        ({"v_cache": good.v_cache[:, :, :, :-1]}, r"caches must be \(1, 2, 1, 24, 32\)"),
-        ({"cos": good.cos[:-1]}, "23 rows of cosines"),
+        ({"v_scale": torch.ones(1)}, "bfloat16 with scales"),
+        ({"v_cache": good.v_cache.to(FP8), "v_scale": torch.ones(1)}, "keys are cached as torch.bfloat16, values as"),
+        ({"cos": good.cos[:-1], "sin": good.sin[:-1]}, r"have shape \(23, 16\), they must have \(24 or more, 16\)"),
+        (
+            {"cos": good.cos[:, :-1], "sin": good.sin[:, :-1]},
+            r"have shape \(24, 15\), they must have \(24 or more, 16\)",
+        ),
     ):
         with pytest.raises(UserError, match=message):
             Pass(**{**vars(good), **changed}).written(interpret=True)
+
+
+@pytest.mark.parametrize("axis_of", [(name, axis) for name, size in AXES.items() for axis in range(size)])
+def test_every_size_is_seen_to_fit(axis_of: tuple[str, int]) -> None:
+    """A tensor with one row more or a column more than the others say: the kernel would read past one of them."""
+    name, axis = axis_of
+    good = random_pass(torch.bfloat16, 32, [(0, 1, 0), (2, 1, 1)], rows=2, layers=3, kv_heads=4, fp8_cache=True)
+    tensor = vars(good)[name]
+    larger = torch.cat((tensor, tensor.narrow(axis, 0, 1)), axis)
+    with pytest.raises(UserError, match=r"kv_write: .* has shape .*, it must have"):
+        replace(good, **{name: larger}).written(interpret=True)
+    with pytest.raises(UserError, match=r"kv_write: \w+ has shape .*, it must have"):
+        replace(good, **{name: tensor[None]}).written(interpret=True)

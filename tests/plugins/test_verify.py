@@ -95,12 +95,12 @@ def test_kernels_are_their_references(case: Case, valid: int, offset: int) -> No
     counts = torch.tensor([valid], dtype=torch.int32), torch.tensor([offset], dtype=torch.int32)
     arguments = case.logits, case.temperature, case.seeds, case.first, *counts
     scores, ids = plugin.verify_partial(*arguments, chunk=CHUNK, interpret=True)
-    expected_scores, expected_ids = plugin.reference_partial(*arguments, chunk=CHUNK)
+    expected_scores, expected_ids = plugin.verify_partial_reference(*arguments, chunk=CHUNK)
     torch.testing.assert_close(scores, expected_scores, rtol=2e-6, atol=2e-6)
     assert ids.equal(expected_ids)
     combined = plugin.verify_combine(scores, ids, case.tokens, case.draft_len, interpret=True)
     for result, reference in zip(
-        combined, plugin.reference_combine(scores, ids, case.tokens, case.draft_len), strict=True
+        combined, plugin.verify_combine_reference(scores, ids, case.tokens, case.draft_len), strict=True
     ):
         assert result.equal(reference)
 

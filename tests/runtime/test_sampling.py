@@ -17,7 +17,7 @@ from transformers.generation.logits_process import (
 )
 
 from dflash_trt.errors import UserError
-from dflash_trt.runtime.noise import gumbel
+from dflash_trt.plugins.noise import gumbel
 from dflash_trt.runtime.sampling import Penalties, Sampling, SamplingParams, choose, choose_in_part
 
 NONE = torch.zeros((1, 0), dtype=torch.int64)

@@ -1,8 +1,7 @@
-"""The kernels of `block_attention`, their launch geometry, and how the keys of a sequence are split.
+"""`block_attention_partial`: attention of the rows of all query heads of a KV head over a share of the keys.
 
-`block_attention_partial` takes a share of the keys for the rows of all query heads of a KV head, and
-`block_attention_combine` joins the shares. A cache is read once for up to `MOST_ROWS` such rows, and only where one of
-them can see it. No score leaves a multiprocessor.
+A cache is read once for up to `MOST_ROWS` such rows, and only where one of them can see it. No score leaves a
+multiprocessor. `block_attention_combine` joins the shares.
 """
 
 from __future__ import annotations
@@ -16,16 +15,15 @@ import triton
 import triton.language as tl
 
 from dflash_trt.plugins.e4m3 import e4m3_values
-from dflash_trt.plugins.kernel import SHARED_MEMORY, Kernel, cdiv, pointer
+from dflash_trt.plugins.gpus import SHARED_MEMORY
+from dflash_trt.plugins.kernel import Kernel, cdiv, pointer
 
 MOST_ROWS = 128
-PROGRAMS = 264
-"""Thread blocks that fill a GPU: two on each of the 132 multiprocessors of an H200."""
 
 
 @dataclass(frozen=True)
 class BlockAttention:
-    """What the two kernels are compiled for."""
+    """What the kernel is compiled for, and what its keys are split for."""
 
     dtype: torch.dtype
     cache_dtype: torch.dtype
@@ -35,12 +33,12 @@ class BlockAttention:
     causal: bool
     window: int
     has_norm: bool
-    has_sinks: bool
     eps: float
     most_rows: int
     """Rows a sequence that are taken together, if `ratio` leaves room; passes of more are taken in parts."""
     compute_capability: int
-    programs: int = PROGRAMS
+    programs: int
+    """Thread blocks that keys are split for, where sequences and heads do not make as many."""
 
     @property
     def block_m(self) -> int:
@@ -64,8 +62,13 @@ class BlockAttention:
         return cdiv(rows * self.ratio, self.block_m)
 
 
+def filling_programs(multiprocessors: int) -> int:
+    """Thread blocks that fill a GPU: two on each multiprocessor, so that one computes while one waits."""
+    return 2 * multiprocessors
+
+
 @cache
-def partial_kernel(attention: BlockAttention) -> Kernel:
+def block_attention_partial_kernel(attention: BlockAttention) -> Kernel:
     """`block_attention_partial`: partial [C, B, T, H, d] and lse [C, B, T, H], both float32.
 
     Of each share of the keys the normalized sum of values, and the natural logarithm of the sum that it was divided by:
@@ -100,28 +103,6 @@ def partial_kernel(attention: BlockAttention) -> Kernel:
         grid=lambda s: (attention.tiles(s["rows"]), s["kv_heads"] * s["splits"], s["batch"]),
         num_warps=8 if attention.block_m > 64 else 4,
         num_stages=3 if SHARED_MEMORY[attention.compute_capability] > 99 else 2,
-    )
-
-
-@cache
-def combine_kernel(attention: BlockAttention) -> Kernel:
-    """`block_attention_combine`: the shares of `partial_kernel`, and the sinks, to the output [B, T, H, d]."""
-    return Kernel(
-        function=dflash_block_attention_combine,
-        parameters={
-            **dict.fromkeys(("partial", "lse", "sinks"), "*fp32"),
-            "q": pointer(attention.dtype),
-            **dict.fromkeys(("batch", "rows", "heads", "splits"), "i32"),
-            "out": pointer(attention.dtype),
-        },
-        constants={
-            "HAS_SINKS": attention.has_sinks,
-            "HEAD_DIM": attention.head_dim,
-            "WIDTH": triton.next_power_of_2(attention.head_dim),
-            "BLOCK": 16,
-        },
-        grid=lambda s: (s["batch"] * s["rows"] * s["heads"], 1, 1),
-        num_warps=2,
     )
 
 
@@ -270,47 +251,3 @@ def dflash_block_attention_partial(
     tl.store(lse + target, logarithm, mask=row < rows * RATIO)
     written = live[:, None] & (column < HEAD_DIM)[None, :]
     tl.store(partial + target[:, None] * HEAD_DIM + column[None, :], sums, mask=written)
-
-
-@triton.jit
-def dflash_block_attention_combine(
-    partial,
-    lse,
-    sinks,
-    q,
-    batch,
-    rows,
-    heads,
-    splits,
-    out,
-    HAS_SINKS: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """One head of one row a program. `q` is not read: TensorRT passes it, whose shape and type the output has."""
-    head = tl.program_id(0).to(tl.int64)
-    count = tl.num_programs(0).to(tl.int64)
-    column = tl.arange(0, WIDTH)
-    maximum = float("-inf")
-    total = 0.0
-    if HAS_SINKS:
-        maximum = tl.load(sinks + head % heads)
-        total = 1.0
-    sums = tl.zeros([WIDTH], tl.float32)
-    for start in range(0, splits, BLOCK):
-        split = start + tl.arange(0, BLOCK)
-        place = split * count + head
-        weight = tl.load(lse + place, mask=split < splits, other=float("-inf"))
-        saw = weight > float("-inf")
-        higher = tl.maximum(maximum, tl.max(weight, axis=0))
-        finite = tl.where(higher == float("-inf"), 0.0, higher)
-        weight = tl.exp(weight - finite)
-        kept = tl.exp(maximum - finite)
-        mask = saw[:, None] & (column < HEAD_DIM)[None, :]
-        share = tl.load(partial + place[:, None] * HEAD_DIM + column[None, :], mask=mask, other=0.0)
-        sums = sums * kept + tl.sum(share * weight[:, None], axis=0)
-        total = total * kept + tl.sum(weight, axis=0)
-        maximum = higher
-    result = sums / tl.where(total == 0, 1.0, total)
-    tl.store(out + head * HEAD_DIM + column, result.to(out.dtype.element_ty), mask=column < HEAD_DIM)
