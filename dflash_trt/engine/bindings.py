@@ -5,6 +5,7 @@ A network is made from this table and an executor binds by it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -55,6 +56,16 @@ class Bindings:
     outputs: tuple[Binding, ...]
     profiles: Mapping[str, Profile]
     """In the order that the engine has them; the first one that holds a pass is for it."""
+
+    def most_elements(self, binding: Binding) -> int:
+        """Elements of an input or output in the pass that has most of them, under any profile.
+
+        Not the product of the greatest sizes: no profile has the longest prompt chunk and the largest batch.
+        """
+        return max(
+            math.prod(size if isinstance(size, int) else profile[size].most for size in binding.shape)
+            for profile in self.profiles.values()
+        )
 
 
 def target_bindings(config: EngineConfig, *, plugins: bool) -> Bindings:

@@ -74,7 +74,7 @@ def predict_memory(build: Build) -> Memory:
     tables = engine_bindings(config)
     caches = _caches(config)
     others = sum(
-        _most_bytes(binding, table)
+        table.most_elements(binding) * binding.dtype.itemsize
         for table in tables.values()
         for binding in (*table.inputs, *table.outputs)
         if binding.name not in {each.name for each in (*shared, *caches)} and not _is_update(binding, caches)
@@ -109,14 +109,6 @@ def _caches(config: EngineConfig) -> tuple[Binding, ...]:
 
 def _is_update(binding: Binding, caches: Iterable[Binding]) -> bool:
     return binding.is_output and any(binding.name.startswith(cache.name) for cache in caches)
-
-
-def _most_bytes(binding: Binding, table: Bindings) -> int:
-    sizes = (
-        math.prod(size if isinstance(size, int) else profile[size].most for size in binding.shape)
-        for profile in table.profiles.values()
-    )
-    return max(sizes) * binding.dtype.itemsize
 
 
 def _known(binding: Binding) -> list[int]:

@@ -63,7 +63,7 @@ class EngineIO:
         self._caches = caches
         self._shared = shared
         self._buffers = {
-            binding.name: torch.zeros(_numel(binding, _most(bindings)), dtype=binding.dtype, device=device)
+            binding.name: torch.zeros(bindings.most_elements(binding), dtype=binding.dtype, device=device)
             for binding in (*bindings.inputs, *bindings.outputs)
             if binding.name not in shared and _cache_of(binding.name, caches) is None
         }
@@ -116,15 +116,6 @@ def _rows_of(cache: tuple[Tensor, int | None], binding: Binding, rows: int, firs
     if binding.shape[0] == "batch":
         return storage[layer, first_slot : first_slot + rows]
     return storage[layer : layer + 1]
-
-
-def _most(bindings: Bindings) -> dict[Size, int]:
-    """The most of every size that any profile has."""
-    most: dict[Size, int] = {}
-    for profile in bindings.profiles.values():
-        for size, values in profile.items():
-            most[size] = max(values.most, most.get(size, 0))
-    return most
 
 
 def _shape(binding: Binding, sizes: Sizes) -> tuple[int, ...]:
