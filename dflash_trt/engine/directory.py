@@ -126,6 +126,21 @@ def check_output_dir(output_dir: Path) -> Path:
     return place
 
 
+def check_output_file(file: Path) -> None:
+    """See that a file can be written, by opening it as it is or, where there is none, making one and removing it.
+
+    Raises:
+        UserError: it cannot.
+    """
+    with access(file, "written"):
+        place = Path(os.path.realpath(file))
+        is_new = not place.exists()
+        with place.open("ab"):
+            pass
+        if is_new:
+            place.unlink()
+
+
 @contextmanager
 def written_whole(output_dir: Path) -> Iterator[Path]:
     """A sibling of `output_dir` to write into, which takes its name if the block ends well and is removed if not.
