@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from dflash_trt.engine.bindings import Binding, Bindings, Model, Profile, Size, caches_of
+from dflash_trt.engine.bindings import Binding, Bindings, Model, Profile, Size, whole_cache
 from dflash_trt.engine.config import EngineConfig
 from dflash_trt.errors import UserError
 from dflash_trt.ops.tensorrt_ops import UPDATED
@@ -31,10 +31,8 @@ class CacheStorage:
     @classmethod
     def allocate(cls, model: Model, config: EngineConfig, device: torch.device) -> CacheStorage:
         """Zeros: what a cache holds before it is written must be finite."""
-        keys, values = (
-            torch.zeros(cast(tuple[int, ...], binding.shape), dtype=binding.dtype, device=device)
-            for binding in caches_of(model, config, plugins=True, stacked=True)
-        )
+        cache = whole_cache(model, config)
+        keys, values = (torch.zeros(cache.shape, dtype=cache.dtype, device=device) for _ in range(2))
         return cls(keys, values)
 
     def move_slot(self, source: int, destination: int, length: int) -> None:

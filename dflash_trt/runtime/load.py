@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 
 from dflash_trt.checkpoint.open_checkpoint import DrafterCheckpoint, TargetCheckpoint
-from dflash_trt.engine.bindings import Bindings, Model, drafter_bindings, target_bindings
+from dflash_trt.engine.bindings import Model, engine_bindings
 from dflash_trt.engine.directory import Engine
 from dflash_trt.engine.plans import open_plans
 from dflash_trt.engine.tensorrt_api import TensorRTName, load_tensorrt
@@ -65,18 +65,17 @@ def _load_tensorrt(engine: Engine, name: TensorRTName, device: torch.device, ran
     from dflash_trt.runtime.tensorrt_executor import TensorRTExecutor
 
     tensorrt, plans, config = load_tensorrt(name), open_plans(engine, ranks.rank), engine.config
-    plugins = config.builder.uses_plugins
     communicator = None if ranks.size == 1 else nccl_communicator(ranks, device)
 
-    def loaded(which: Model, bindings: Bindings) -> TensorRTEngine:
+    def loaded(which: Model) -> TensorRTEngine:
+        bindings = engine_bindings(config)[which]
         with plans.read(which) as plan:
             return TensorRTEngine(tensorrt, plan, str(plans.files[which]), bindings, device, communicator)
 
-    target = loaded("target", target_bindings(config, plugins=plugins))
-    drafter = loaded("drafter", drafter_bindings(config, plugins=plugins))
+    target, drafter = loaded("target"), loaded("drafter")
     shared = {name: plans.shared.read(name).to(device) for name in plans.shared.names()}
     with _room_for_caches(engine, device):
-        return TensorRTExecutor(config, target, drafter, shared, plugins=plugins, ranks=ranks)
+        return TensorRTExecutor(config, target, drafter, shared, ranks=ranks)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,11 @@ def _pair(engine: Engine, rank: int) -> Pair:
     )
 
 
+def for_tensorrt(config: EngineConfig, *, plugins: bool) -> EngineConfig:
+    """The config as a TensorRT engine of the same weights has it, of the backend with plugins or of that without."""
+    return replace(config, builder=replace(config.builder, backend="tensorrt" if plugins else "tensorrt_rtx"))
+
+
 class TorchPasses:
     """The passes of the torch executor, of one rank that holds everything."""
 
@@ -97,6 +103,7 @@ class Recorded:
         self._builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
         self.network = self._builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
         self.computed: Mapping[str, Input] = {}
+        config = for_tensorrt(config, plugins=plugins)
         if plugins:
             recorder = RecordedPlugins(self.network)
             self.computed = recorder.computed

@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
-from dflash_trt.engine.bindings import Model, shared_weights
+from dflash_trt.engine.bindings import Model, engine_bindings, shared_weights
 from dflash_trt.engine.build import plan_build
 from dflash_trt.engine.config import BuildConfig
-from dflash_trt.engine.memory import engine_bindings, predict_memory
+from dflash_trt.engine.memory import predict_memory
 from dflash_trt.engine.network import record_drafter, record_target
 from dflash_trt.engine.tensorrt_api import TensorRTName, load_tensorrt
 from dflash_trt.ops.tensorrt_ops import TensorRTOps
