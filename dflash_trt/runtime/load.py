@@ -8,14 +8,12 @@ from contextlib import contextmanager
 
 import torch
 
-from dflash_trt.checkpoint.open_checkpoint import DrafterCheckpoint, TargetCheckpoint
 from dflash_trt.engine.bindings import Model, engine_bindings
 from dflash_trt.engine.directory import Engine
 from dflash_trt.engine.plans import open_plans
 from dflash_trt.engine.tensorrt_api import TensorRTName, load_tensorrt
-from dflash_trt.engine.weights import open_weights
+from dflash_trt.engine.weights import load_rank
 from dflash_trt.errors import UserError
-from dflash_trt.models.pair import load_pair
 from dflash_trt.ops.ranks import ALONE, Ranks
 from dflash_trt.runtime.rank_group import nccl_communicator
 from dflash_trt.runtime.step import Executor
@@ -35,20 +33,8 @@ def load_executor(engine: Engine, device: torch.device, ranks: Ranks = ALONE) ->
 
 def _load_torch(engine: Engine, device: torch.device, ranks: Ranks) -> TorchExecutor:
     """On a CPU its weights stay mapped, held once."""
-    build, target, drafter = (
-        engine.config.build_config,
-        engine.config.pretrained_config,
-        engine.config.speculative_config,
-    )
-    target_weights, drafter_weights = open_weights(engine, ranks.rank)
-    pair = load_pair(
-        TargetCheckpoint(engine.path, target, target_weights),
-        DrafterCheckpoint(engine.path, drafter, drafter_weights),
-        positions=build.max_seq_len + drafter.block_size,
-        dtype=getattr(torch, build.dtype),
-        device=device,
-        ranks=ranks.size,
-    )
+    build = engine.config.build_config
+    pair = load_rank(engine.config, engine.path, ranks.rank, device)
     with _room_for_caches(engine, device):
         return TorchExecutor(
             pair,
