@@ -136,7 +136,8 @@ def write(build: Build, workers: int = 1, options: BuilderOptions | None = None)
 def _print_tables(build: Build) -> None:
     from rich.console import Console
 
-    from dflash_trt.engine.memory import engine_bindings, predict_memory
+    from dflash_trt.engine.bindings import engine_bindings
+    from dflash_trt.engine.memory import predict_memory
     from dflash_trt.inspection.engine import told_bindings
 
     console = Console()
@@ -147,7 +148,8 @@ def _print_tables(build: Build) -> None:
 
 def _told(build: Build, output_dir: Path) -> dict[str, Any]:
     """The summary as JSON; of a TensorRT backend also inputs, outputs and memory of its engines."""
-    from dflash_trt.engine.memory import engine_bindings, predict_memory
+    from dflash_trt.engine.bindings import engine_bindings
+    from dflash_trt.engine.memory import predict_memory
     from dflash_trt.inspection.engine import told_bindings
 
     told = {

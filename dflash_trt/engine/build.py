@@ -191,8 +191,7 @@ def plan_build(
 
 def _part(manifest: Manifest, config: BuildConfig) -> Part:
     """Quantized tensors and their scales stay as they are, to the byte; all others take one type."""
-    dtype = getattr(torch, config.dtype)
-    floats = [(name, dtype, shape) for name, shape in manifest.floats.items()]
+    floats = [(name, config.torch_dtype, shape) for name, shape in manifest.floats.items()]
     ids = [(name, torch.int64, shape) for name, shape in manifest.others.items()]
     kept = {**manifest.quantized, **manifest.scales}
     tensors = floats + ids + [(name, manifest.weights.dtype(name), shape) for name, shape in kept.items()]

@@ -29,11 +29,15 @@ def installed_version(name: TensorRTName) -> str | None:
         return None
 
 
-def gpu_here() -> str | None:
-    """The compute capability of the first GPU, sm90 for one, or None where there is none."""
+def gpu_here(device: torch.device | None = None) -> str | None:
+    """The compute capability of a GPU, sm90 for one, or None where there is none.
+
+    Args:
+        device: a CUDA device; None, as cuda without a number, is the one that builds and runs where no other is named.
+    """
     if not torch.cuda.is_available():
         return None
-    major, minor = torch.cuda.get_device_capability()
+    major, minor = torch.cuda.get_device_capability(device)
     return f"sm{major}{minor}"
 
 
@@ -54,8 +58,11 @@ def check_builds_here(builder: Builder) -> None:
         )
 
 
-def check_runs_here(engine: Engine) -> None:
+def check_runs_here(engine: Engine, device: torch.device) -> None:
     """Refuse a TensorRT engine that this machine cannot run, before TensorRT tries to.
+
+    Args:
+        device: that it is to run on; of a CPU, whether the GPU of this machine could.
 
     Raises:
         UserError: saying what built it and what is here.
@@ -64,7 +71,8 @@ def check_runs_here(engine: Engine) -> None:
     if builder.tensorrt is None:
         return
     plugin = plugin_hash() if builder.uses_plugins else None
-    refusal = why_not(builder, installed_version(builder.tensorrt), gpu_here(), plugin)
+    gpu = gpu_here(device if device.type == "cuda" else None)
+    refusal = why_not(builder, installed_version(builder.tensorrt), gpu, plugin)
     if refusal is not None:
         raise UserError(f"{engine.path}: {refusal}")
 

@@ -34,6 +34,11 @@ class BuildConfig:
     tp_size: int = 1
     """Ranks that run the engine together, each with its part of the weights."""
 
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """`dtype` as torch has it."""
+        return cast(torch.dtype, getattr(torch, self.dtype))
+
     def __post_init__(self) -> None:
         for name in ("max_batch_size", "max_seq_len", "max_num_tokens", "tp_size"):
             if getattr(self, name) < 1:
@@ -100,10 +105,20 @@ class EngineConfig:
     """What the weight files of one build, and of no other, have in common."""
 
     @property
+    def positions(self) -> int:
+        """Of each slot of the caches: a sequence's, and a block that is written past its end before it is cut."""
+        return self.build_config.max_seq_len + self.speculative_config.block_size
+
+    def cache_dtype(self, model: TargetConfig | DrafterConfig) -> torch.dtype:
+        """The type of one of the two models' cached keys and values."""
+        fp8 = model.quantization is not None and model.quantization.kv_cache_quant_algo == "FP8"
+        return torch.float8_e4m3fn if fp8 else self.build_config.torch_dtype
+
+    @property
     def cache_bytes(self) -> int:
         """Bytes of both models' caches on each rank, allocated once when an engine is loaded.
 
-        max_batch_size x (max_seq_len + block_size) x bytes per token, which are the sum over target and drafter of
+        max_batch_size x positions x bytes per token, which are the sum over target and drafter of
         2 (a key and a value) x num_hidden_layers x a rank's key-value heads x head_dim x bytes of a number: one where
         the model's own `kv_cache_quant_algo` is FP8, else those of `dtype`.
         """
@@ -113,12 +128,7 @@ class EngineConfig:
             * model.num_hidden_layers
             * kv_heads(model.num_key_value_heads).share(build.tp_size)
             * model.head_dim
-            * self._cache_itemsize(model)
+            * self.cache_dtype(model).itemsize
             for model in (self.pretrained_config, self.speculative_config)
         )
-        return build.max_batch_size * (build.max_seq_len + self.speculative_config.block_size) * per_token
-
-    def _cache_itemsize(self, model: TargetConfig | DrafterConfig) -> int:
-        if model.quantization is not None and model.quantization.kv_cache_quant_algo == "FP8":
-            return 1
-        return cast(torch.dtype, getattr(torch, self.build_config.dtype)).itemsize
+        return build.max_batch_size * self.positions * per_token

@@ -47,8 +47,7 @@ class Engine:
 
     def rank_files(self, rank: int) -> tuple[Path, Path]:
         """The torch backend's weights of one rank, the target's and the drafter's."""
-        name = f"rank{rank}.safetensors"
-        return self.path / "target" / name, self.path / "drafter" / name
+        return rank_files(self.path, rank)
 
     def tensorrt_files(self, rank: int) -> tuple[Path, Path, Path]:
         """A TensorRT backend's of one rank: weights that both engines share, the target's engine, the drafter's."""
@@ -64,6 +63,12 @@ class Engine:
     def drafter_weights(self) -> Path:
         """As `target_weights`, the drafter's."""
         return self.rank_files(0)[1]
+
+
+def rank_files(directory: Path, rank: int) -> tuple[Path, Path]:
+    """A rank's weights of target and drafter, in an engine of the torch backend or while others are built of them."""
+    name = f"rank{rank}.safetensors"
+    return directory / "target" / name, directory / "drafter" / name
 
 
 def open_engine(path: Path) -> Engine:
@@ -124,6 +129,21 @@ def check_output_dir(output_dir: Path) -> Path:
         with tempfile.TemporaryDirectory(prefix=f".{place.name}.", dir=ancestor):
             pass
     return place
+
+
+def check_output_file(file: Path) -> None:
+    """See that a file can be written, by opening it as it is or, where there is none, making one and removing it.
+
+    Raises:
+        UserError: it cannot.
+    """
+    with access(file, "written"):
+        place = Path(os.path.realpath(file))
+        is_new = not place.exists()
+        with place.open("ab"):
+            pass
+        if is_new:
+            place.unlink()
 
 
 @contextmanager

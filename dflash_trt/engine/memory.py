@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,18 +9,10 @@ from dataclasses import dataclass
 import torch
 
 from dflash_trt.checkpoint.safetensors_writer import TensorSpec
-from dflash_trt.engine.bindings import (
-    Binding,
-    Bindings,
-    Model,
-    caches_of,
-    drafter_bindings,
-    has_head_input,
-    shared_weights,
-    target_bindings,
-)
+from dflash_trt.engine.bindings import caches_of, engine_bindings, has_head_input, shared_weights
 from dflash_trt.engine.build import Build
 from dflash_trt.engine.config import EngineConfig
+from dflash_trt.ops.tensorrt_ops import UPDATED
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head."
 _FUSION = re.compile(r"fc\.|hidden_norm\.")
@@ -50,19 +41,9 @@ class Memory:
         return self.target_weights + self.drafter_weights + self.shared_weights + self.caches + self.inputs_and_outputs
 
 
-def engine_bindings(config: EngineConfig) -> dict[Model, Bindings]:
-    """Both tables of a rank of a TensorRT engine."""
-    plugins = config.builder.uses_plugins
-    return {
-        "target": target_bindings(config, plugins=plugins),
-        "drafter": drafter_bindings(config, plugins=plugins),
-    }
-
-
 def predict_memory(build: Build) -> Memory:
     """Of each rank; all take the same."""
     config = build.config
-    shared = shared_weights(config, head=True)
     quantized_head = not config.pretrained_config.tie_word_embeddings and not has_head_input(config.pretrained_config)
     borrows_head = not config.speculative_config.has_reduced_vocabulary
     target, drafter = build.target.specs, build.drafter.specs
@@ -71,56 +52,41 @@ def predict_memory(build: Build) -> Memory:
     in_target = [spec for spec in drafter if _FUSION.match(spec.name) or _CONTEXT.match(spec.name)]
     in_drafter = [spec for spec in drafter if not _FUSION.match(spec.name)]
     rotary, drafter_rotary = _rotary_bytes(config)
-    tables = engine_bindings(config)
-    caches = _caches(config)
-    others = sum(
-        _most_bytes(binding, table)
-        for table in tables.values()
-        for binding in (*table.inputs, *table.outputs)
-        if binding.name not in {each.name for each in (*shared, *caches)} and not _is_update(binding, caches)
-    )
     return Memory(
         target_weights=_bytes([*body, *head, *in_target]) + rotary,
         drafter_weights=_bytes([*in_drafter, *(head if borrows_head else [])]) + drafter_rotary,
-        shared_weights=sum(math.prod(_known(binding)) * binding.dtype.itemsize for binding in shared),
+        shared_weights=_shared_bytes(config),
         caches=config.cache_bytes,
-        inputs_and_outputs=others,
+        inputs_and_outputs=_other_bytes(config),
     )
+
+
+def _other_bytes(config: EngineConfig) -> int:
+    """Of inputs and outputs that are neither shared weights nor caches."""
+    caches = (*caches_of("target", config), *caches_of("drafter", config), *caches_of("drafter", config, "target"))
+    counted = {each.name for each in shared_weights(config, head=True)}
+    counted |= {cache.name + end for cache in caches for end in ("", UPDATED)}
+    return sum(
+        table.most_elements(binding) * binding.dtype.itemsize
+        for table in engine_bindings(config).values()
+        for binding in (*table.inputs, *table.outputs)
+        if binding.name not in counted
+    )
+
+
+def _shared_bytes(config: EngineConfig) -> int:
+    """Once, though both engines are given them."""
+    target = engine_bindings(config)["target"]
+    return sum(target.most_elements(each) * each.dtype.itemsize for each in shared_weights(config, head=True))
 
 
 def _rotary_bytes(config: EngineConfig) -> tuple[int, int]:
     """Tables of cosines and sines in float32: both models' in the target's engine, the drafter's in its own."""
-    positions = config.build_config.max_seq_len + config.speculative_config.block_size
     target, drafter = (
-        positions * model.head_dim * torch.float32.itemsize
+        config.positions * model.head_dim * torch.float32.itemsize
         for model in (config.pretrained_config, config.speculative_config)
     )
     return target + drafter, drafter
-
-
-def _caches(config: EngineConfig) -> tuple[Binding, ...]:
-    plugins = config.builder.uses_plugins
-    return (
-        *caches_of("target", config, plugins=plugins),
-        *caches_of("drafter", config, plugins=plugins, stacked=plugins),
-        *caches_of("drafter", config, plugins=plugins),
-    )
-
-
-def _is_update(binding: Binding, caches: Iterable[Binding]) -> bool:
-    return binding.is_output and any(binding.name.startswith(cache.name) for cache in caches)
-
-
-def _most_bytes(binding: Binding, table: Bindings) -> int:
-    sizes = (
-        math.prod(size if isinstance(size, int) else profile[size].most for size in binding.shape)
-        for profile in table.profiles.values()
-    )
-    return max(sizes) * binding.dtype.itemsize
-
-
-def _known(binding: Binding) -> list[int]:
-    return [size for size in binding.shape if isinstance(size, int)]
 
 
 def _bytes(specs: Iterable[TensorSpec]) -> int:

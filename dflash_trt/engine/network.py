@@ -32,17 +32,16 @@ def record_target(ops: TensorRTOps, pair: Pair, config: EngineConfig) -> Binding
     """Record the target's pass: tokens -> logits, both models' caches written.
 
     Args:
-        ops: of an empty network.
+        ops: of an empty network; `PluginOps` where the backend of `config` uses plugins.
         pair: a rank's part, its weights on the CPU and in memory until the network is built.
     """
-    has_plugins = isinstance(ops, PluginOps)
-    bindings = target_bindings(config, plugins=has_plugins)
+    bindings = target_bindings(config)
     inputs = _add_inputs(ops, bindings)
     rows = ops.layers.count(inputs["tokens"], 1)
     span = _span(ops, config, inputs, inputs["q_len"], rows)
     caches = Caches(
         _layer_caches("target", pair.target_weights.layers, inputs),
-        _layer_caches("drafter", pair.drafter_weights.layers, inputs, stacked=has_plugins),
+        _layer_caches("drafter", pair.drafter_weights.layers, inputs, stacked=config.builder.uses_plugins),
     )
     logits = _shared(pair, inputs).target_pass(ops, inputs["tokens"], inputs["logit_rows"], caches, span)
     ops.layers.output(logits, "logits")
@@ -54,7 +53,7 @@ def record_target(ops: TensorRTOps, pair: Pair, config: EngineConfig) -> Binding
 
 def record_drafter(ops: TensorRTOps, pair: Pair, config: EngineConfig) -> Bindings:
     """Record the drafter's pass: an anchor and a length -> logits of the tokens after it."""
-    bindings = drafter_bindings(config, plugins=isinstance(ops, PluginOps))
+    bindings = drafter_bindings(config)
     inputs = _add_inputs(ops, bindings)
     size = config.speculative_config.block_size
     layers = ops.layers
@@ -107,7 +106,7 @@ def _span(
     return NetworkSpan(
         slots=inputs.get("slots"),
         positions=layers.add(layers.unsqueeze(kv_len, 1), layers.unsqueeze(rows, 0)),
-        extent=config.build_config.max_seq_len + config.speculative_config.block_size,
+        extent=config.positions,
         kv_len=kv_len,
         q_len=q_len,
     )

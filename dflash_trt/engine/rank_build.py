@@ -11,23 +11,21 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
-from dflash_trt.checkpoint.open_checkpoint import DrafterCheckpoint, TargetCheckpoint
 from dflash_trt.engine.bindings import EMBEDDING, HEAD, Model, has_head_input
-from dflash_trt.engine.directory import Engine, open_engine
+from dflash_trt.engine.directory import Engine, open_engine, rank_files
 from dflash_trt.engine.network import record_drafter, record_target
 from dflash_trt.engine.plans import PlanFile, PlanRecord, write_shared
 from dflash_trt.engine.processes import USER_ERROR, end_with_parent
 from dflash_trt.engine.tensorrt_api import load_tensorrt
 from dflash_trt.engine.tensorrt_build import Record, TimingCache, build_plan
-from dflash_trt.engine.weights import open_weights
+from dflash_trt.engine.weights import load_rank
 from dflash_trt.errors import UserError, access
-from dflash_trt.models.pair import Pair, load_pair
+from dflash_trt.models.pair import Pair
 from dflash_trt.ops.base import Tensor
 
 Report = Callable[[Model, str, float], None]
@@ -55,11 +53,11 @@ def main() -> None:
     except UserError as error:
         print(error, file=sys.stderr)
         status = USER_ERROR
-    except BaseException:
+    except BaseException:  # what got past here would end in an orderly exit
         traceback.print_exc()
         status = 1
     sys.stderr.flush()
-    os._exit(status)
+    os._exit(status)  # the thread that reads stdin holds its lock, for which Python aborts in an orderly exit
 
 
 def build_rank(
@@ -80,7 +78,7 @@ def build_rank(
         UserError: TensorRT refuses, or a file cannot be read or written.
     """
     config, tensorrt = engine.config, load_tensorrt(engine.config.builder.tensorrt)
-    pair = _mapped_pair(engine, parts, rank)
+    pair = load_rank(config, parts, rank, torch.device("cpu"))
     shared, *plans = engine.tensorrt_files(rank)
     records: dict[Model, PlanRecord] = {}
     for (which, record), file in zip(RECORDS.items(), plans, strict=True):
@@ -88,22 +86,9 @@ def build_rank(
             build_plan(tensorrt, record, pair, config, rank, plan.write, timing, partial(report, which))
         records[which] = plan.record
     write_shared(shared, _shared_weights(pair), records, config.build_id)
-    for file in replace(engine, path=parts).rank_files(rank):
+    for file in rank_files(parts, rank):
         with access(file, "removed"):
             file.unlink()
-
-
-def _mapped_pair(engine: Engine, parts: Path, rank: int) -> Pair:
-    config = engine.config
-    target, drafter = open_weights(replace(engine, path=parts), rank)
-    return load_pair(
-        TargetCheckpoint(parts, config.pretrained_config, target),
-        DrafterCheckpoint(parts, config.speculative_config, drafter),
-        positions=config.build_config.max_seq_len + config.speculative_config.block_size,
-        dtype=getattr(torch, config.build_config.dtype),
-        device=torch.device("cpu"),
-        ranks=config.build_config.tp_size,
-    )
 
 
 def _shared_weights(pair: Pair) -> dict[str, Tensor]:

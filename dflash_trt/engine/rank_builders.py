@@ -16,7 +16,7 @@ from threading import Lock
 
 from dflash_trt.engine.bindings import Model
 from dflash_trt.engine.config import Backend
-from dflash_trt.engine.directory import Engine
+from dflash_trt.engine.directory import Engine, check_output_file
 from dflash_trt.engine.processes import USER_ERROR, environment_of_children
 from dflash_trt.errors import UserError
 
@@ -50,10 +50,10 @@ class BuilderOptions:
     """Where that of rank 0 is written; the others measure the same."""
 
     def check(self, backend: Backend) -> None:
-        """Refuse timing caches where nothing is timed.
+        """Refuse timing caches where nothing is timed, and one that could not be written once all is built.
 
         Raises:
-            UserError: naming the option.
+            UserError: naming the option, or the file.
         """
         for option, file in (("input", self.timing_input), ("output", self.timing_output)):
             if file is not None and backend != "tensorrt":
@@ -61,6 +61,8 @@ class BuilderOptions:
                     f"{option}_timing_cache is {file}, backend is {backend}, which times no kernels when it builds; "
                     f"leave out --{option}_timing_cache, or give --backend tensorrt"
                 )
+        if self.timing_output is not None:
+            check_output_file(self.timing_output)
 
 
 class RankBuilders:

@@ -31,6 +31,10 @@ LEAST: dict[Feature, int] = {
     "FP8 caches": 80,
 }
 """The first compute capability that has it. Of e2m1 numbers that includes weights whose activations are unquantized."""
+
+PLUGIN_HEAD_DIMS = range(16, 257, 16)
+"""Sizes of heads that the plugin's kernels have. It and `COMPUTE_CAPABILITIES` restate what those declare, since
+importing them takes Triton, and a dry run must not; a test holds them together."""
 _PLUGIN_ONLY: tuple[Feature, ...] = ("FP8 caches",)
 
 
@@ -60,14 +64,16 @@ def check_support(
                 "out --compute_capability, or give --backend tensorrt_rtx"
             )
         return
-    _check_target(backend, compute_capability)
-    assert compute_capability is not None
+    gpu = _known(backend, compute_capability)
     for feature, whose in _features(config, target, drafter):
-        if not is_supported(feature, backend, compute_capability):
-            raise UserError(_refusal(feature, whose, backend, compute_capability))
+        if not is_supported(feature, backend, gpu):
+            raise UserError(_refusal(feature, whose, backend, gpu))
+    if backend == "tensorrt":
+        _check_heads(target, drafter)
 
 
-def _check_target(backend: TensorRTName, compute_capability: str | None) -> None:
+def _known(backend: TensorRTName, compute_capability: str | None) -> str:
+    """A compute capability that the builder has."""
     known = COMPUTE_CAPABILITIES[backend]
     if compute_capability is None:
         raise UserError(
@@ -80,6 +86,17 @@ def _check_target(backend: TensorRTName, compute_capability: str | None) -> None
         raise UserError(
             f"compute_capability is {compute_capability}, backend {backend} builds for {', '.join(known)}{other}"
         )
+    return compute_capability
+
+
+def _check_heads(target: TargetConfig, drafter: DrafterConfig) -> None:
+    for whose, head_dim in (("the target", target.head_dim), ("the drafter", drafter.head_dim)):
+        if head_dim not in PLUGIN_HEAD_DIMS:
+            raise UserError(
+                f"{whose} has a head_dim of {head_dim}, the plugin of tensorrt takes multiples of "
+                f"{PLUGIN_HEAD_DIMS.step} up to {PLUGIN_HEAD_DIMS[-1]}; give --backend torch, or tensorrt_rtx for an "
+                "RTX GPU"
+            )
 
 
 def _features(config: BuildConfig, target: TargetConfig, drafter: DrafterConfig) -> Iterator[tuple[Feature, str]]:
@@ -95,16 +112,20 @@ def _features(config: BuildConfig, target: TargetConfig, drafter: DrafterConfig)
 
 def _refusal(feature: Feature, whose: str, backend: TensorRTName, compute_capability: str) -> str:
     what = f"{whose} has FP8 caches" if feature == "FP8 caches" else f"{whose} is {feature}"
-    elsewhere = [
-        f"--backend {other}" if other != backend else f"--compute_capability {' or '.join(works)}"
-        for other, known in COMPUTE_CAPABILITIES.items()
-        if (works := [each for each in known if is_supported(feature, other, each)])
-        and (
-            other == backend or not any(is_supported(feature, backend, each) for each in COMPUTE_CAPABILITIES[backend])
-        )
-    ]
-    ways = ", or ".join([_instead(feature, backend, compute_capability), *(f"give {way}" for way in elsewhere)])
+    ways = ", or ".join([_instead(feature, backend, compute_capability), *_elsewhere(feature, backend)])
     return f"{what}, which {backend} does not build for {compute_capability}; {ways}"
+
+
+def _elsewhere(feature: Feature, backend: TensorRTName) -> list[str]:
+    """Options that would give it: other GPUs of this builder or, where it has it for none, other builders."""
+    gpus = _gpus_with(feature, backend)
+    if gpus:
+        return [f"give --compute_capability {' or '.join(gpus)}"]
+    return [f"give --backend {other}" for other in COMPUTE_CAPABILITIES if _gpus_with(feature, other)]
+
+
+def _gpus_with(feature: Feature, backend: TensorRTName) -> list[str]:
+    return [each for each in COMPUTE_CAPABILITIES[backend] if is_supported(feature, backend, each)]
 
 
 def _instead(feature: Feature, backend: TensorRTName, compute_capability: str) -> str:

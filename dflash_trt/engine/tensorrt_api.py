@@ -33,11 +33,6 @@ class TensorRT:
         """Of the library; an engine runs on the one that built it."""
         return str(self.trt.__version__)
 
-    @property
-    def has_plugins(self) -> bool:
-        """Whether networks take plugins that are written in Python."""
-        return self.name == "tensorrt"
-
 
 def load_tensorrt(name: TensorRTName | None = None) -> TensorRT:
     """The one asked for, or the first that is installed.

@@ -9,9 +9,10 @@ import torch
 from dflash_trt.checkpoint.open_checkpoint import DrafterCheckpoint, TargetCheckpoint
 from dflash_trt.checkpoint.target import CONFIG_FILE
 from dflash_trt.checkpoint.weights import SafetensorsWeights
-from dflash_trt.engine.directory import Engine
+from dflash_trt.engine.config import EngineConfig
+from dflash_trt.engine.directory import Engine, rank_files
 from dflash_trt.errors import UserError
-from dflash_trt.models.pair import drafter_manifest, target_manifest
+from dflash_trt.models.pair import Pair, drafter_manifest, load_pair, target_manifest
 from dflash_trt.models.weights import Manifest
 
 DAMAGED = "the checkpoint is damaged"
@@ -28,17 +29,27 @@ def open_weights(engine: Engine, rank: int = 0) -> tuple[SafetensorsWeights, Saf
     Raises:
         UserError: a file is damaged or of another build, or its tensors are not those of the engine's config.
     """
-    config = engine.config
-    target, drafter = (_of_this_build(engine, file) for file in engine.rank_files(rank))
-    ranks = config.build_config.tp_size
-    manifests = (
-        target_manifest(TargetCheckpoint(engine.path, config.pretrained_config, target), ranks),
-        drafter_manifest(DrafterCheckpoint(engine.path, config.speculative_config, drafter), ranks),
+    return _open_rank(engine.config, engine.path, rank)
+
+
+def load_rank(config: EngineConfig, directory: Path, rank: int, device: torch.device) -> Pair:
+    """A rank's part of both models, ready to run or to be recorded; on a CPU its weights stay mapped.
+
+    Args:
+        directory: an engine of the torch backend, or the parts that engines are built of.
+
+    Raises:
+        UserError: as `open_weights`.
+    """
+    target, drafter = _open_rank(config, directory, rank)
+    return load_pair(
+        TargetCheckpoint(directory, config.pretrained_config, target),
+        DrafterCheckpoint(directory, config.speculative_config, drafter),
+        positions=config.positions,
+        dtype=config.build_config.torch_dtype,
+        device=device,
+        ranks=config.build_config.tp_size,
     )
-    for manifest in manifests:
-        _check_type(manifest, config.build_config.dtype)
-        check_scales(manifest)
-    return target, drafter
 
 
 def check_rank_files(engine: Engine) -> None:
@@ -49,16 +60,29 @@ def check_rank_files(engine: Engine) -> None:
     """
     for rank in range(engine.config.build_config.tp_size):
         for file in engine.rank_files(rank):
-            _of_this_build(engine, file)
+            _of_this_build(engine.config, file)
 
 
-def _of_this_build(engine: Engine, file: Path) -> SafetensorsWeights:
-    ranks = engine.config.build_config.tp_size
+def _open_rank(config: EngineConfig, directory: Path, rank: int) -> tuple[SafetensorsWeights, SafetensorsWeights]:
+    target, drafter = (_of_this_build(config, file) for file in rank_files(directory, rank))
+    ranks = config.build_config.tp_size
+    manifests = (
+        target_manifest(TargetCheckpoint(directory, config.pretrained_config, target), ranks),
+        drafter_manifest(DrafterCheckpoint(directory, config.speculative_config, drafter), ranks),
+    )
+    for manifest in manifests:
+        _check_type(manifest, config.build_config.dtype)
+        check_scales(manifest)
+    return target, drafter
+
+
+def _of_this_build(config: EngineConfig, file: Path) -> SafetensorsWeights:
+    ranks = config.build_config.tp_size
     if not file.exists():
         files = "rank0.safetensors" if ranks == 1 else f"rank0.safetensors to rank{ranks - 1}.safetensors"
         raise UserError(f"{file}: is missing; tp_size is {ranks} in {CONFIG_FILE}, so {file.parent} must hold {files}")
     weights = SafetensorsWeights(file)
-    found, expected = weights.metadata().get(BUILD_ID), engine.config.build_id
+    found, expected = weights.metadata().get(BUILD_ID), config.build_id
     if found != expected:
         raise UserError(
             f"{file}: is of another build: its {BUILD_ID} is {found}, {CONFIG_FILE} says {expected}; build the engine "

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from dflash_trt.checkpoint.quantization_config import QuantizationConfig
-from dflash_trt.engine.bindings import Binding, Bindings
+from dflash_trt.engine.bindings import Binding, Bindings, engine_bindings
 from dflash_trt.engine.compatibility import requirements
 from dflash_trt.engine.directory import Engine, open_engine
-from dflash_trt.engine.memory import engine_bindings
 from dflash_trt.engine.plans import open_plans
 from dflash_trt.engine.weights import open_weights
 from dflash_trt.errors import UserError

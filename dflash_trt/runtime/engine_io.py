@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from dflash_trt.engine.bindings import Binding, Bindings, Model, Profile, Size, caches_of
+from dflash_trt.engine.bindings import Binding, Bindings, Model, Profile, Size, whole_cache
 from dflash_trt.engine.config import EngineConfig
 from dflash_trt.errors import UserError
 from dflash_trt.ops.tensorrt_ops import UPDATED
@@ -31,10 +31,8 @@ class CacheStorage:
     @classmethod
     def allocate(cls, model: Model, config: EngineConfig, device: torch.device) -> CacheStorage:
         """Zeros: what a cache holds before it is written must be finite."""
-        keys, values = (
-            torch.zeros(cast(tuple[int, ...], binding.shape), dtype=binding.dtype, device=device)
-            for binding in caches_of(model, config, plugins=True, stacked=True)
-        )
+        cache = whole_cache(model, config)
+        keys, values = (torch.zeros(cache.shape, dtype=cache.dtype, device=device) for _ in range(2))
         return cls(keys, values)
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
@@ -63,7 +61,7 @@ class EngineIO:
         self._caches = caches
         self._shared = shared
         self._buffers = {
-            binding.name: torch.zeros(_numel(binding, _most(bindings)), dtype=binding.dtype, device=device)
+            binding.name: torch.zeros(bindings.most_elements(binding), dtype=binding.dtype, device=device)
             for binding in (*bindings.inputs, *bindings.outputs)
             if binding.name not in shared and _cache_of(binding.name, caches) is None
         }
@@ -142,15 +140,6 @@ def _rows_of(cache: tuple[Tensor, int | None], binding: Binding, rows: int, firs
     if binding.shape[0] == "batch":
         return storage[layer, first_slot : first_slot + rows]
     return storage[layer : layer + 1]
-
-
-def _most(bindings: Bindings) -> dict[Size, int]:
-    """The most of every size that any profile has."""
-    most: dict[Size, int] = {}
-    for profile in bindings.profiles.values():
-        for size, values in profile.items():
-            most[size] = max(values.most, most.get(size, 0))
-    return most
 
 
 def _shape(binding: Binding, sizes: Sizes) -> tuple[int, ...]:

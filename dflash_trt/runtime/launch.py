@@ -58,7 +58,7 @@ def _check_files(engine: Engine, device: str | None) -> None:
         check_rank_files(engine)
         return
     check_plans(engine)
-    check_runs_here(engine)
+    check_runs_here(engine, find_device(device))
     if find_device(device).type != "cuda":
         raise UserError(f"{engine.path}: is an engine of {builder.backend}, device {device!r} must be cuda or cuda:N")
 

@@ -8,14 +8,12 @@ from contextlib import contextmanager
 
 import torch
 
-from dflash_trt.checkpoint.open_checkpoint import DrafterCheckpoint, TargetCheckpoint
-from dflash_trt.engine.bindings import Bindings, Model, drafter_bindings, target_bindings
+from dflash_trt.engine.bindings import Model, engine_bindings
 from dflash_trt.engine.directory import Engine
 from dflash_trt.engine.plans import open_plans
 from dflash_trt.engine.tensorrt_api import TensorRTName, load_tensorrt
-from dflash_trt.engine.weights import open_weights
+from dflash_trt.engine.weights import load_rank
 from dflash_trt.errors import UserError
-from dflash_trt.models.pair import load_pair
 from dflash_trt.ops.ranks import ALONE, Ranks
 from dflash_trt.plugins.installed_triton import require_triton
 from dflash_trt.runtime.rank_group import nccl_communicator
@@ -37,20 +35,8 @@ def load_executor(engine: Engine, device: torch.device, ranks: Ranks = ALONE) ->
 
 def _load_torch(engine: Engine, device: torch.device, ranks: Ranks) -> TorchExecutor:
     """On a CPU its weights stay mapped, held once."""
-    build, target, drafter = (
-        engine.config.build_config,
-        engine.config.pretrained_config,
-        engine.config.speculative_config,
-    )
-    target_weights, drafter_weights = open_weights(engine, ranks.rank)
-    pair = load_pair(
-        TargetCheckpoint(engine.path, target, target_weights),
-        DrafterCheckpoint(engine.path, drafter, drafter_weights),
-        positions=build.max_seq_len + drafter.block_size,
-        dtype=getattr(torch, build.dtype),
-        device=device,
-        ranks=ranks.size,
-    )
+    build = engine.config.build_config
+    pair = load_rank(engine.config, engine.path, ranks.rank, device)
     with _room_for_caches(engine, device):
         return TorchExecutor(
             pair,
@@ -68,23 +54,20 @@ def _load_tensorrt(engine: Engine, name: TensorRTName, device: torch.device, ran
     from dflash_trt.runtime.tensorrt_executor import TensorRTExecutor
 
     tensorrt, plans, config = load_tensorrt(name), open_plans(engine, ranks.rank), engine.config
-    plugins = config.builder.uses_plugins
     communicator = None if ranks.size == 1 else nccl_communicator(ranks, device)
 
-    def loaded(which: Model, bindings: Bindings) -> TensorRTEngine:
+    def loaded(which: Model) -> TensorRTEngine:
+        bindings = engine_bindings(config)[which]
         with plans.read(which) as plan:
             return TensorRTEngine(tensorrt, plan, str(plans.files[which]), bindings, device, communicator)
 
     try:
-        target = loaded("target", target_bindings(config, plugins=plugins))
-        drafter = loaded("drafter", drafter_bindings(config, plugins=plugins))
+        target, drafter = loaded("target"), loaded("drafter")
         shared = {name: plans.shared.read(name).to(device) for name in plans.shared.names()}
     except torch.OutOfMemoryError:
-        raise UserError(
-            f"{engine.path}: {device} has no memory for its weights; build it with more --tp_size"
-        ) from None
+        raise UserError(f"{engine.path}: {device} has no memory for its weights; build with more --tp_size") from None
     with _room_for_caches(engine, device):
-        return TensorRTExecutor(config, target, drafter, shared, plugins=plugins, ranks=ranks)
+        return TensorRTExecutor(config, target, drafter, shared, ranks=ranks)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from dflash_trt.engine.bindings import EMBEDDING, Bindings, Model, drafter_bindings, target_bindings
+from dflash_trt.engine.bindings import EMBEDDING, Bindings, Model, engine_bindings
 from dflash_trt.engine.config import EngineConfig
 from dflash_trt.ops.ranks import ALONE, Ranks
 from dflash_trt.runtime.engine_io import CacheStorage, EngineIO, Sizes
@@ -35,7 +35,6 @@ class TensorRTExecutor:
         config: of the engine directory.
         run_target, run_drafter: the two engines.
         shared: the weights that both take as inputs, by name, on the device that they run on.
-        plugins: the engines hold our plugin, and choose tokens themselves.
     """
 
     def __init__(
@@ -45,7 +44,6 @@ class TensorRTExecutor:
         run_drafter: EnginePass,
         shared: Mapping[str, Tensor],
         *,
-        plugins: bool,
         ranks: Ranks = ALONE,
     ) -> None:
         build = config.build_config
@@ -55,7 +53,7 @@ class TensorRTExecutor:
         self.block_size = config.speculative_config.block_size
         self._vocab_size = config.pretrained_config.vocab_size
         self._drafter_is_whole = config.speculative_config.has_reduced_vocabulary
-        self._plugins = plugins
+        self._plugins = config.builder.uses_plugins
         self._ranks = ranks
         device = shared[EMBEDDING].device
         self._caches: dict[Model, CacheStorage] = {
@@ -67,8 +65,9 @@ class TensorRTExecutor:
             held = {name: tensor for name, tensor in shared.items() if name in inputs}
             return EngineIO(bindings, self._caches, held, device)
 
-        self._target, self._run_target = io(target_bindings(config, plugins=plugins)), run_target
-        self._drafter, self._run_drafter = io(drafter_bindings(config, plugins=plugins)), run_drafter
+        bindings = engine_bindings(config)
+        self._target, self._run_target = io(bindings["target"]), run_target
+        self._drafter, self._run_drafter = io(bindings["drafter"]), run_drafter
 
     @torch.inference_mode()
     def verify(self, step: Step) -> Verified:

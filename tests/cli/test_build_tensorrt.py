@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from dflash_trt.engine.compatibility import MISSING, installed_version
 from dflash_trt.engine.support import COMPUTE_CAPABILITIES
@@ -139,6 +140,8 @@ def test_doctor_says_which_backends_build_here(capsys: pytest.CaptureFixture[str
     backend = json.loads(invoke(capsys, "doctor", "--format", "json").out)["backend"]
     version = installed_version("tensorrt_rtx")
     known = ", ".join(COMPUTE_CAPABILITIES["tensorrt_rtx"])
-    assert backend["tensorrt_rtx"] == f"{version}, builds here for {known}"
+    assert backend["tensorrt_rtx"].startswith(f"{version}, builds here for {known}; runs on ")
+    if not torch.cuda.is_available():
+        assert backend["tensorrt_rtx"].endswith("; runs on no GPU of this machine")
     if installed_version("tensorrt") is None:
         assert "pip install tensorrt-cu13" in backend["tensorrt"]

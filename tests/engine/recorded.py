@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,13 @@ import tensorrt_rtx as trt
 import torch
 from torch import Tensor
 
-from dflash_trt.checkpoint.open_checkpoint import DrafterCheckpoint, TargetCheckpoint, open_drafter, open_target
+from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
 from dflash_trt.engine.bindings import Bindings, Model, shared_weights
 from dflash_trt.engine.build import build_engine
 from dflash_trt.engine.config import BuildConfig, EngineConfig
-from dflash_trt.engine.directory import Engine
 from dflash_trt.engine.network import record_drafter, record_target
-from dflash_trt.engine.weights import open_weights
-from dflash_trt.models.pair import Caches, Pair, load_pair
+from dflash_trt.engine.weights import load_rank
+from dflash_trt.models.pair import Caches, Pair
 from dflash_trt.ops.base import LayerCache
 from dflash_trt.ops.tensorrt_ops import UPDATED, TensorRTOps
 from dflash_trt.ops.tensorrt_plugin_ops import PluginOps
@@ -36,20 +36,12 @@ def rank_pairs(target: Path, drafter: Path, directory: Path, **options: Any) -> 
         **{"dtype": "float32", "max_batch_size": 3, "max_seq_len": 60, "max_num_tokens": 16, **options}
     )
     engine = build_engine(open_target(target), open_drafter(drafter), config, directory)
-    return engine.config, [_pair(engine, rank) for rank in range(config.tp_size)]
+    return engine.config, [load_rank(engine.config, engine.path, rank, CPU) for rank in range(config.tp_size)]
 
 
-def _pair(engine: Engine, rank: int) -> Pair:
-    config = engine.config
-    target, drafter = open_weights(engine, rank)
-    return load_pair(
-        TargetCheckpoint(engine.path, config.pretrained_config, target),
-        DrafterCheckpoint(engine.path, config.speculative_config, drafter),
-        positions=config.build_config.max_seq_len + config.speculative_config.block_size,
-        dtype=getattr(torch, config.build_config.dtype),
-        device=CPU,
-        ranks=config.build_config.tp_size,
-    )
+def for_tensorrt(config: EngineConfig, *, plugins: bool) -> EngineConfig:
+    """The config as a TensorRT engine of the same weights has it, of the backend with plugins or of that without."""
+    return replace(config, builder=replace(config.builder, backend="tensorrt" if plugins else "tensorrt_rtx"))
 
 
 class TorchPasses:
@@ -97,6 +89,7 @@ class Recorded:
         self._builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
         self.network = self._builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
         self.computed: Mapping[str, Input] = {}
+        config = for_tensorrt(config, plugins=plugins)
         if plugins:
             recorder = RecordedPlugins(self.network)
             self.computed = recorder.computed

@@ -74,13 +74,30 @@ def test_an_engine_for_a_gpu_that_is_not_here(tensorrt_engines: TensorRTEngines)
     assert gpu_here() is None
     engine = tensorrt_engines.engine("bf16")
     version = load_tensorrt("tensorrt_rtx").version
-    for open_it in (lambda: LLM(engine.path), lambda: check_runs_here(engine)):
+    for open_it in (lambda: LLM(engine.path), lambda: check_runs_here(engine, torch.device("cpu"))):
         with pytest.raises(UserError) as refused:
             open_it()
         assert str(refused.value) == (
             f"{engine.path}: was built by tensorrt_rtx {version} for sm120, this machine has no GPU; it needs "
             f"tensorrt_rtx {version} and a GPU of compute capability sm120"
         )
+
+
+def test_the_gpu_that_is_named_is_the_one_that_counts(
+    tensorrt_engines: TensorRTEngines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine with two GPUs, told of here by what torch would say of them."""
+    capabilities = {None: (12, 0), 0: (12, 0), 1: (9, 0)}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_capability", lambda device: capabilities[None if device is None else device.index]
+    )
+    assert [gpu_here(), *(gpu_here(torch.device(f"cuda:{index}")) for index in range(2))] == ["sm120", "sm120", "sm90"]
+    engine = tensorrt_engines.engine("bf16")
+    for device in ("cuda", "cuda:0", "cpu"):
+        check_runs_here(engine, torch.device(device))
+    with pytest.raises(UserError, match=r"for sm120, this machine has a GPU of sm90"):
+        check_runs_here(engine, torch.device("cuda:1"))
 
 
 def test_a_build_that_cannot_be_done_here_is_planned_but_not_begun(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dflash_trt.engine.directory import check_output_dir, written_whole
+from dflash_trt.engine.directory import check_output_dir, check_output_file, written_whole
 from dflash_trt.errors import UserError
 
 
@@ -41,6 +41,17 @@ def test_the_current_directory_is_replaced(engine: Path, monkeypatch: pytest.Mon
     write(Path("."), "2")
     assert content(engine) == config("2")
     assert names(engine.parent) == ["engine"]
+
+
+def test_a_file_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "held").write_text("held")
+    (tmp_path / "link").symlink_to(tmp_path / "nothing yet")
+    for name in ("held", "link", "new"):
+        check_output_file(tmp_path / name)
+    assert names(tmp_path) == ["held", "link"] and (tmp_path / "held").read_text() == "held"
+    for name in ("held/file", "missing/file", "."):
+        with pytest.raises(UserError, match="cannot be written"):
+            check_output_file(tmp_path / name)
 
 
 @pytest.mark.parametrize("exists", [False, True])

@@ -10,9 +10,9 @@ import pytest
 from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
 from dflash_trt.checkpoint.quantization_config import QuantAlgo
 from dflash_trt.cli.engine_tables import IO_COLUMNS, io_rows, profiles
+from dflash_trt.engine.bindings import engine_bindings
 from dflash_trt.engine.build import plan_build
 from dflash_trt.engine.config import BuildConfig, Dtype
-from dflash_trt.engine.memory import engine_bindings
 from dflash_trt.engine.support import COMPUTE_CAPABILITIES, is_supported
 from dflash_trt.engine.tensorrt_api import TensorRTName
 from dflash_trt.inspection.engine import told_bindings

@@ -18,11 +18,13 @@ from dflash_trt.checkpoint.open_checkpoint import (
 from dflash_trt.checkpoint.quantization_config import QuantizationConfig
 from dflash_trt.engine.config import BuildConfig, Dtype
 from dflash_trt.engine.network import record_drafter
-from dflash_trt.engine.support import COMPUTE_CAPABILITIES, Feature, check_support, is_supported
+from dflash_trt.engine.support import COMPUTE_CAPABILITIES, PLUGIN_HEAD_DIMS, Feature, check_support, is_supported
 from dflash_trt.engine.tensorrt_api import load_tensorrt
 from dflash_trt.engine.tensorrt_build import build_plan
 from dflash_trt.errors import UserError
 from dflash_trt.models.pair import Pair, load_pair
+from dflash_trt.plugins.kernel import SHARED_MEMORY
+from dflash_trt.plugins.kv_write import HEAD_DIMS
 from tests.tensorrt_engines import OPTIONS, TensorRTEngines
 
 QFORMATS: dict[Feature, str] = {"FP8": "fp8", "NVFP4": "nvfp4", "W4A16_NVFP4": "w4a16_nvfp4"}
@@ -43,6 +45,33 @@ def loaded(checkpoints: Path, dtype: torch.dtype) -> Pair:
 def test_compute_capabilities_are_those_of_the_library() -> None:
     known = load_tensorrt("tensorrt_rtx").trt.ComputeCapability.__members__
     assert {name.lower() for name in known} - {"none", "current"} == set(COMPUTE_CAPABILITIES["tensorrt_rtx"])
+
+
+def test_rules_of_the_plugin_are_those_of_its_kernels() -> None:
+    assert COMPUTE_CAPABILITIES["tensorrt"] == tuple(f"sm{each}" for each in SHARED_MEMORY)
+    assert list(PLUGIN_HEAD_DIMS) == list(HEAD_DIMS)
+
+
+@pytest.mark.parametrize("whose", ["target", "drafter"])
+def test_heads_that_the_plugin_does_not_take(tensorrt_engines: TensorRTEngines, whose: str) -> None:
+    checkpoints = tensorrt_engines.checkpoints("bf16")
+    configs: dict[str, Any] = {
+        "target": open_target(checkpoints / "target").config,
+        "drafter": open_drafter(checkpoints / "drafter").config,
+    }
+    build = BuildConfig(dtype="bfloat16")
+    for head_dim in (16, 240, 256):
+        taken = {**configs, whose: replace(configs[whose], head_dim=head_dim)}
+        check_support("tensorrt", "sm103", build, taken["target"], taken["drafter"])
+    for head_dim in (8, 24, 272):
+        refused = {**configs, whose: replace(configs[whose], head_dim=head_dim)}
+        with pytest.raises(UserError) as refusal:
+            check_support("tensorrt", "sm103", build, refused["target"], refused["drafter"])
+        assert str(refusal.value) == (
+            f"the {whose} has a head_dim of {head_dim}, the plugin of tensorrt takes multiples of 16 up to 256; give "
+            "--backend torch, or tensorrt_rtx for an RTX GPU"
+        )
+        check_support("tensorrt_rtx", "sm120", build, refused["target"], refused["drafter"])
 
 
 @pytest.mark.parametrize("feature", [*DTYPES, *QFORMATS])

@@ -177,6 +177,12 @@ def test_timing_caches_are_refused_where_nothing_is_timed(tensorrt_engines: Tens
             build.write(options=options)
 
 
+def test_a_timing_cache_that_cannot_be_written_is_refused_before_anything_is_built(tmp_path: Path) -> None:
+    BuilderOptions(timing_output=tmp_path / "cache").check("tensorrt")
+    with pytest.raises(UserError, match=r"missing/cache: cannot be written \(No such file or directory\)"):
+        BuilderOptions(timing_output=tmp_path / "missing/cache").check("tensorrt")
+
+
 SIZES = {
     "hidden_size": 1024,
     "intermediate_size": 4096,

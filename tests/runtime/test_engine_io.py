@@ -8,12 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
-from dflash_trt.engine.bindings import Model, drafter_bindings, shared_weights, target_bindings
+from dflash_trt.engine.bindings import Model, engine_bindings, shared_weights
 from dflash_trt.engine.build import plan_build
 from dflash_trt.engine.config import BuildConfig, EngineConfig
 from dflash_trt.errors import UserError
 from dflash_trt.runtime.engine_io import CacheStorage, EngineIO
 from tests.conftest import TINY
+from tests.engine.recorded import for_tensorrt
 
 CPU = torch.device("cpu")
 BLOCK, SLOTS, POSITIONS, HEADS, SIZE = 8, 4, 40 + 8, 2, 32
@@ -32,7 +33,7 @@ def caches(config: EngineConfig) -> dict[Model, CacheStorage]:
 
 
 def engine_io(config: EngineConfig, caches: dict[Model, CacheStorage], model: Model, *, plugins: bool) -> EngineIO:
-    bindings = (target_bindings if model == "target" else drafter_bindings)(config, plugins=plugins)
+    bindings = engine_bindings(for_tensorrt(config, plugins=plugins))[model]
     shared = {each.name: torch.zeros(each.shape, dtype=each.dtype) for each in shared_weights(config, head=True)}  # type: ignore[arg-type]
     return EngineIO(bindings, caches, shared, CPU)
 

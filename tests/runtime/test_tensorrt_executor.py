@@ -12,7 +12,7 @@ from dflash_trt.engine.network import record_drafter, record_target
 from dflash_trt.runtime.llm import LLM
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.tensorrt_executor import TensorRTExecutor
-from tests.engine.recorded import Recorded, rank_pairs, shared_of
+from tests.engine.recorded import Recorded, for_tensorrt, rank_pairs, shared_of
 from tests.tiny_models import random_drafter, random_target
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22], [40, 41], [60], [30, 31, 32], [9]]
@@ -28,11 +28,10 @@ def llms(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     config, pairs = rank_pairs(root / "target", root / "drafter", root / "engine", max_batch_size=4 if plugins else 2)
     expected, actual = (LLM(root / "engine", device="cpu") for _ in range(2))
     actual.executor = TensorRTExecutor(
-        config,
+        for_tensorrt(config, plugins=plugins),
         Recorded(record_target, config, pairs, plugins=plugins),
         Recorded(record_drafter, config, pairs, plugins=plugins),
         shared_of(config, pairs[0]),
-        plugins=plugins,
     )
     return expected, actual
 
