@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from dflash_trt.ops.tensorrt_ops import UPDATED, TensorRTOps
 from dflash_trt.ops.tensorrt_plugin_ops import PluginOps
 from dflash_trt.ops.torch_ops import TorchOps
 from dflash_trt.runtime.engine_io import CacheStorage, EngineIO
+from dflash_trt.runtime.sampling import Sampling
+from dflash_trt.runtime.step import Step
 from tests.engine.recorded_plugins import BLOCK, RecordedPlugins
 from tests.models.eager import span
 from tests.network_interpreter import Input, NetworkInterpreter
@@ -44,8 +46,22 @@ def for_tensorrt(config: EngineConfig, *, plugins: bool) -> EngineConfig:
     return replace(config, builder=replace(config.builder, backend="tensorrt" if plugins else "tensorrt_rtx"))
 
 
+def widened(pair: Pair) -> Pair:
+    """The same pair in float64; what is packed stays as it is."""
+    parts = ("target_weights", "drafter_weights", "target_rotary", "drafter_rotary")
+    return replace(pair, **{name: _widened(getattr(pair, name)) for name in parts})
+
+
+def _widened(part: Any) -> Any:
+    if isinstance(part, Tensor):
+        return part.double() if part.is_floating_point() else part
+    if is_dataclass(part) and not isinstance(part, type):
+        return replace(part, **{each.name: _widened(getattr(part, each.name)) for each in fields(part)})
+    return tuple(_widened(each) for each in part) if type(part) is tuple else part
+
+
 class TorchPasses:
-    """The passes of the torch executor, of one rank that holds everything."""
+    """The passes of the torch executor, of one rank that holds everything; in the type of the pair's norms."""
 
     def __init__(self, pair: Pair, config: EngineConfig) -> None:
         self.pair = pair
@@ -64,20 +80,20 @@ class TorchPasses:
 
     def _zeros(self, model: Any, layer: Any, build: BuildConfig) -> tuple[Tensor, Tensor]:
         shape = (build.max_batch_size, model.num_key_value_heads, build.max_seq_len + self.pair.drafter.block_size)
-        dtype = getattr(torch, build.dtype) if layer.k_scale is None else torch.float8_e4m3fn
+        dtype = layer.input_norm.dtype if layer.k_scale is None else torch.float8_e4m3fn
         return tuple(torch.zeros((*shape, model.head_dim), dtype=dtype) for _ in range(2))  # type: ignore[return-value]
 
-    def target(self, tokens: Tensor, logit_rows: Tensor, kv_len: list[int], q_len: list[int], slot: int) -> Tensor:
-        """Logits [B, R, V] of rows in slots `slot`.."""
-        where = span(kv_len, tokens.shape[1], list(range(slot, slot + len(kv_len))))
-        return self.pair.target_pass(self.ops, tokens, logit_rows, self.caches, where)
+    def target(self, step: Step) -> Tensor:
+        """Logits [B, R, V]."""
+        where = span(step.kv_len.tolist(), step.tokens.shape[1], step.slots.tolist())
+        return self.pair.target_pass(self.ops, step.tokens, step.logit_rows, self.caches, where)
 
-    def draft(self, anchors: Tensor, kv_len: list[int]) -> Tensor:
-        """Logits [B, b - 1, V]."""
+    def draft(self, anchors: Tensor, kv_len: Tensor, sampling: Sampling) -> Tensor:
+        """Logits [B, b - 1, V] of the sequences in the first slots."""
         size = self.pair.drafter.block_size
         block = torch.full((len(anchors), size), self.pair.drafter.mask_token_id)
         block[:, 0] = anchors
-        return self.pair.drafter_pass(self.ops, block, size - 1, self.caches, span(kv_len, size))
+        return self.pair.drafter_pass(self.ops, block, size - 1, self.caches, span(kv_len.tolist(), size))
 
 
 class Recorded:
@@ -99,6 +115,9 @@ class Recorded:
         self.bindings: Bindings = record(self._ops, pairs[rank], config)
         names = {each.name for each in self.bindings.inputs}
         self.shared = {name: tensor for name, tensor in shared_of(config, pairs[rank]).items() if name in names}
+        caches = {each.name.removesuffix(UPDATED) for each in self.bindings.outputs if each.name.endswith(UPDATED)}
+        self.given = names - self.shared.keys() - caches
+        """Inputs that every pass sets."""
 
     def __call__(self, profile: str, tensors: Mapping[str, Tensor]) -> None:
         interpret([self], [tensors])
@@ -127,10 +146,11 @@ def interpret(recorded: Sequence[Recorded], bound: Sequence[Mapping[str, Tensor]
 
 
 class NetworkPasses:
-    """The same passes by recorded networks, all ranks together."""
+    """The same passes by recorded networks, all ranks together; `outputs` are every rank's of the last one."""
 
     def __init__(self, config: EngineConfig, pairs: Sequence[Pair], *, plugins: bool = False) -> None:
-        self.config, self.pairs = config, pairs
+        self.config, self.pairs, self.plugins = config, pairs, plugins
+        self.outputs: list[dict[str, Tensor]] = []
         self.caches: list[dict[Model, CacheStorage]] = [
             {
                 "target": CacheStorage.allocate("target", config, CPU),
@@ -139,27 +159,27 @@ class NetworkPasses:
             for _ in pairs
         ]
         self._target = [Recorded(record_target, config, pairs, rank, plugins=plugins) for rank in range(len(pairs))]
-        self._drafter = [Recorded(record_drafter, config, pairs, rank, plugins=plugins) for rank in range(len(pairs))]
+        self.drafters = [Recorded(record_drafter, config, pairs, rank, plugins=plugins) for rank in range(len(pairs))]
 
-    def target(self, tokens: Tensor, logit_rows: Tensor, kv_len: list[int], q_len: list[int], slot: int) -> Tensor:
+    def target(self, step: Step) -> Tensor:
         """See `TorchPasses.target`."""
-        sizes = {"batch": tokens.shape[0], "rows": tokens.shape[1], "choices": logit_rows.shape[1]}
-        slots = list(range(slot, slot + len(kv_len)))
-        values = {"tokens": tokens, "kv_len": kv_len, "q_len": q_len, "logit_rows": logit_rows, "slots": slots}
-        return self._logits(self._run(self._target, sizes, slot, values))
+        sizes = {"batch": step.tokens.shape[0], "rows": step.tokens.shape[1], "choices": step.logit_rows.shape[1]}
+        values = {"tokens": step.tokens, "kv_len": step.kv_len, "q_len": step.q_len, "logit_rows": step.logit_rows}
+        if self.plugins:
+            values |= {"draft_len": step.draft_len, "slots": step.slots, **_noise(step.sampling)}
+        self._run(self._target, sizes, int(step.slots[0]), values)
+        return self._logits()
 
-    def draft(self, anchors: Tensor, kv_len: list[int]) -> Tensor:
+    def draft(self, anchors: Tensor, kv_len: Tensor, sampling: Sampling) -> Tensor:
         """See `TorchPasses.draft`."""
-        outputs = self._run(
-            self._drafter,
-            {"batch": len(anchors)},
-            0,
-            {"anchors": anchors, "kv_len": kv_len, "slots": list(range(len(anchors)))},
-        )
+        values = {"anchors": anchors, "kv_len": kv_len}
+        if self.plugins:
+            values |= {"slots": torch.arange(len(anchors)), **_noise(sampling)}
+        self._run(self.drafters, {"batch": len(anchors)}, 0, values)
         if self.config.speculative_config.has_reduced_vocabulary:
-            assert all(torch.equal(each["logits"], outputs[0]["logits"]) for each in outputs)
-            return outputs[0]["logits"]
-        return self._logits(outputs)
+            assert all(torch.equal(each["logits"], self.outputs[0]["logits"]) for each in self.outputs)
+            return self.outputs[0]["logits"].clone()
+        return self._logits()
 
     def cache(self, model: Model) -> CacheStorage:
         """All heads, of every rank once."""
@@ -168,20 +188,21 @@ class NetworkPasses:
         parts = [caches[model] for caches in self.caches[::repeats]]
         return CacheStorage(*(torch.cat([getattr(part, kind) for part in parts], 2) for kind in ("keys", "values")))
 
-    def _run(
-        self, recorded: Sequence[Recorded], sizes: Any, slot: int, values: Mapping[str, Any]
-    ) -> list[dict[str, Tensor]]:
-        bound = [
+    def _run(self, recorded: Sequence[Recorded], sizes: Any, slot: int, values: Mapping[str, Tensor]) -> None:
+        self.outputs = [
             EngineIO(each.bindings, caches, each.shared, CPU).bind(sizes, slot)
             for each, caches in zip(recorded, self.caches, strict=True)
         ]
-        for tensors in bound:
+        for each, tensors in zip(recorded, self.outputs, strict=True):
+            assert values.keys() == each.given
             for name, value in values.items():
-                if name in tensors:
-                    tensors[name].copy_(torch.as_tensor(value))
-        interpret(recorded, bound)
-        return bound
+                tensors[name].copy_(value)
+        interpret(recorded, self.outputs)
 
-    def _logits(self, outputs: Sequence[Mapping[str, Tensor]]) -> Tensor:
-        joined = torch.cat([each["logits"] for each in outputs], -1)
+    def _logits(self) -> Tensor:
+        joined = torch.cat([each["logits"] for each in self.outputs], -1)
         return joined[..., : self.config.pretrained_config.vocab_size]
+
+
+def _noise(sampling: Sampling) -> dict[str, Tensor]:
+    return {"temperature": sampling.temperature, "seeds": sampling.seeds}
