@@ -10,14 +10,38 @@ from click.testing import CliRunner
 from dflash_trt.errors import UserError
 from dflash_trt.plugins.compile import configurations, main, parse
 from dflash_trt.plugins.gpus import SHARED_MEMORY
+from dflash_trt.plugins.kernel import Kernel
 
 CONFIGURATIONS = tuple(configurations(103))
+OF_EVERY_KIND = (
+    "kv_write, bf16 cache, d 128",
+    "kv_write, fp8 cache, d 128",
+    "attention, bf16 cache, d 128",
+    "attention, fp8 cache, d 128",
+    "combine, d 128",
+    "verify, bf16, 151936 tokens",
+    "verify, combined",
+)
+"""Of each kernel, and where it has a cache of each type, the one that takes most; the others are compiled for sm103."""
+
+
+def test_every_kernel_and_cache_is_among_those_of_every_kind() -> None:
+    kinds = {name: (kernel.name, kernel.parameters.get("k_cache")) for name, kernel in configurations(103).items()}
+    assert {kinds[name] for name in OF_EVERY_KIND} == set(kinds.values())
 
 
 @pytest.mark.parametrize("compute_capability", SHARED_MEMORY)
-@pytest.mark.parametrize("configuration", CONFIGURATIONS)
-def test_every_kernel_compiles_for_every_gpu(configuration: str, compute_capability: int) -> None:
-    kernel = configurations(compute_capability)[configuration]
+@pytest.mark.parametrize("configuration", OF_EVERY_KIND)
+def test_every_kind_compiles_for_every_gpu(configuration: str, compute_capability: int) -> None:
+    check(configurations(compute_capability)[configuration], compute_capability)
+
+
+@pytest.mark.parametrize("configuration", [name for name in CONFIGURATIONS if name not in OF_EVERY_KIND])
+def test_every_configuration_compiles(configuration: str) -> None:
+    check(configurations(103)[configuration], 103)
+
+
+def check(kernel: Kernel, compute_capability: int) -> None:
     compiled = kernel.compile(compute_capability)
     declared = ["u64" if kind.startswith("*") else "u32" for kind in kernel.parameters.values()]
     assert list(compiled.parameters) == declared
