@@ -91,6 +91,10 @@ class Builder:
         return self.backend == "tensorrt"
 
 
+_ALIGNED = 16
+"""Positions of a head of 16 numbers of a byte each, the smallest that there are, are 256 bytes."""
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """All of config.json."""
@@ -106,8 +110,12 @@ class EngineConfig:
 
     @property
     def positions(self) -> int:
-        """Of each slot of the caches: a sequence's, and a block that is written past its end before it is cut."""
-        return self.build_config.max_seq_len + self.speculative_config.block_size
+        """Of each slot of the caches: a sequence's, and a block that is written past its end before it is cut.
+
+        For TensorRT rounded up, so that every slot begins at a multiple of 256 bytes, as addresses given to it must.
+        """
+        positions = self.build_config.max_seq_len + self.speculative_config.block_size
+        return positions if self.builder.tensorrt is None else -(-positions // _ALIGNED) * _ALIGNED
 
     def cache_dtype(self, model: TargetConfig | DrafterConfig) -> torch.dtype:
         """The type of one of the two models' cached keys and values."""

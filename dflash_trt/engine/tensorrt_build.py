@@ -62,6 +62,7 @@ def build_plan(
     ops = _ops(tensorrt, network, config, rank)
     bindings = record(ops, pair, config)
     options = builder.create_builder_config()
+    options.clear_flag(trt.BuilderFlag.TF32)  # float32 means float32; it is on by default
     for profile in bindings.profiles.values():
         options.add_optimization_profile(_profile(builder, bindings, profile))
     if config.builder.uses_plugins:

@@ -38,7 +38,8 @@ def rank_pairs(target: Path, drafter: Path, directory: Path, **options: Any) -> 
         **{"dtype": "float32", "max_batch_size": 3, "max_seq_len": 60, "max_num_tokens": 16, **options}
     )
     engine = build_engine(open_target(target), open_drafter(drafter), config, directory)
-    return engine.config, [load_rank(engine.config, engine.path, rank, CPU) for rank in range(config.tp_size)]
+    held = for_tensorrt(engine.config, plugins=False)  # whose tables reach to the end of its caches
+    return engine.config, [load_rank(held, engine.path, rank, CPU) for rank in range(config.tp_size)]
 
 
 def for_tensorrt(config: EngineConfig, *, plugins: bool) -> EngineConfig:
