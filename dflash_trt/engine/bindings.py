@@ -15,6 +15,7 @@ import torch
 from dflash_trt.checkpoint.drafter import DrafterConfig
 from dflash_trt.checkpoint.target import TargetConfig
 from dflash_trt.engine.config import EngineConfig
+from dflash_trt.models import llama
 from dflash_trt.models.sharding import kv_heads, local_shape, vocabulary
 from dflash_trt.ops.tensorrt_ops import UPDATED
 
@@ -171,7 +172,7 @@ def shared_weights(config: EngineConfig, *, head: bool) -> list[Binding]:
 
 def has_head_input(target: TargetConfig) -> bool:
     """Whether the target's head is a weight of its own that is not quantized; a quantized one is a constant."""
-    quantized = target.quantization is not None and target.quantization.algo_of("lm_head") is not None
+    quantized = target.quantization is not None and target.quantization.algo_of(llama.HEAD) is not None
     return not target.tie_word_embeddings and not quantized
 
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor, as_completed
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,48 +14,20 @@ import torch
 from dflash_trt import __version__
 from dflash_trt.checkpoint.open_checkpoint import DrafterCheckpoint, TargetCheckpoint
 from dflash_trt.checkpoint.pairing import check_pairing
-from dflash_trt.checkpoint.safetensors_writer import TensorSpec, write_safetensors
+from dflash_trt.checkpoint.safetensors_writer import TensorSpec
 from dflash_trt.checkpoint.tokenizer import load_tokenizer, tokenizer_files
-from dflash_trt.checkpoint.weights import Weights, finite_in
 from dflash_trt.engine.compatibility import builder_here, check_builds_here
 from dflash_trt.engine.config import Backend, BuildConfig, Builder, EngineConfig
 from dflash_trt.engine.copies import check_copies
-from dflash_trt.engine.directory import Engine, check_output_dir, write_config, written_whole
+from dflash_trt.engine.directory import Engine, check_output_dir, rank_files, write_config, written_whole
+from dflash_trt.engine.parts import Part, Progress, write_parts
 from dflash_trt.engine.rank_builders import BuilderOptions, RankBuilders
 from dflash_trt.engine.support import check_support
-from dflash_trt.engine.weights import BUILD_ID, check_packed, check_scales
+from dflash_trt.engine.weights import check_scales
 from dflash_trt.errors import UserError, access
 from dflash_trt.models.pair import drafter_manifest, target_manifest
-from dflash_trt.models.sharding import REPLICATED, Sharding, Split, local_shape, shard, splits
-from dflash_trt.models.weights import PACKED_DTYPES, Manifest
-
-Progress = Callable[[int], None]
-"""Told the bytes of every tensor as it is written."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """One model of a build."""
-
-    weights: Weights
-    specs: list[TensorSpec]
-    """What its tensors become on each rank."""
-    shardings: dict[str, Sharding]
-
-    def padding(self, ranks: int) -> dict[str, tuple[int, int]]:
-        """Dimensions that padding makes larger, each with its size before and after."""
-        sizes = {rule.dimension: (rule.padded(1), rule.padded(ranks)) for rule in splits(self.shardings.values())}
-        return {dimension: (size, padded) for dimension, (size, padded) in sizes.items() if size != padded}
-
-    def padding_bytes(self, ranks: int) -> int:
-        """Bytes that all ranks together hold of padding."""
-        total = 0
-        for spec in self.specs:
-            rule = self.shardings.get(spec.name)
-            if isinstance(rule, Split):
-                padded = rule.padded(ranks)
-                total += ranks * spec.nbytes * (padded - rule.padded(1)) // padded
-        return total
+from dflash_trt.models.sharding import REPLICATED, local_shape, splits
+from dflash_trt.models.weights import Manifest
 
 
 @dataclass(frozen=True)
@@ -102,34 +71,28 @@ class Build:
         if builder.tensorrt is not None:
             check_builds_here(builder)
         with written_whole(self.output_dir) as directory:
-            engine = Engine(directory, self.config)
             with access(self.output_dir, "written"):
                 _write_small_files(directory, self.config, self.tokenizer)
             if builder.tensorrt is None:
-                self._write_weights(engine, workers, progress)
+                self.write_weights(directory, workers, progress)
             else:
-                parts = Engine(directory / "parts", self.config)
-                self._write_weights(parts, workers, progress)
-                for file in engine.tensorrt_files(0):
-                    file.parent.mkdir(exist_ok=True)
-                RankBuilders(engine, parts.path, options).run(workers)
-                shutil.rmtree(parts.path)
+                self._build_engines(directory, workers, progress, options)
         return Engine(self.output_dir, self.config)
 
-    def _write_weights(self, engine: Engine, workers: int, progress: Progress) -> None:
+    def write_weights(self, directory: Path, workers: int = 1, progress: Progress = lambda size: None) -> None:
+        """Write every rank's weights as the torch backend has them; see `write_parts`."""
         with access(self.output_dir, "written"):
-            for file in engine.rank_files(0):
+            for file in rank_files(directory, 0):
                 file.parent.mkdir(parents=True)
-        jobs = [
-            partial(self._write_file, file, part, rank)
-            for rank in range(self.config.build_config.tp_size)
-            for file, part in zip(engine.rank_files(rank), (self.target, self.drafter), strict=True)
-        ]
-        _side_by_side(jobs, workers, progress)
+        write_parts(self.target, self.drafter, self.config, directory, workers, progress)
 
-    def _write_file(self, file: Path, part: Part, rank: int, progress: Progress) -> None:
-        tensors = _converted(part, rank, self.config.build_config.tp_size, progress)
-        write_safetensors(file, part.specs, tensors, {BUILD_ID: self.config.build_id})
+    def _build_engines(self, directory: Path, workers: int, progress: Progress, options: BuilderOptions) -> None:
+        parts, engine = directory / "parts", Engine(directory, self.config)
+        self.write_weights(parts, workers, progress)
+        for file in engine.tensorrt_files(0):
+            file.parent.mkdir(exist_ok=True)
+        RankBuilders(engine, parts, options).run(workers)
+        shutil.rmtree(parts)
 
 
 def build_engine(
@@ -248,38 +211,3 @@ def _check_tokenizer(files: dict[str, bytes], config: EngineConfig, origin: Path
     with tempfile.TemporaryDirectory() as directory:
         _write_small_files(Path(directory), config, files)
         load_tokenizer(Path(directory), origin)
-
-
-def _side_by_side(jobs: Sequence[Callable[[Progress], None]], workers: int, progress: Progress) -> None:
-    """Run them on threads; when one fails, or the caller is interrupted, the others stop at their next tensor."""
-    if workers == 1:
-        for job in jobs:
-            job(progress)
-        return
-    stopped = threading.Event()
-
-    def advance(size: int) -> None:
-        if stopped.is_set():
-            raise CancelledError
-        progress(size)
-
-    with ThreadPoolExecutor(workers) as pool:
-        try:
-            for done in as_completed([pool.submit(job, advance) for job in jobs]):
-                done.result()
-        except BaseException:
-            stopped.set()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-
-
-def _converted(part: Part, rank: int, ranks: int, progress: Progress) -> Iterator[torch.Tensor]:
-    for spec in part.specs:
-        file = part.weights.file_of(spec.name)
-        tensor = shard(part.weights.read(spec.name), part.shardings.get(spec.name, REPLICATED), rank, ranks)
-        if spec.dtype in PACKED_DTYPES.values():
-            check_packed(spec.name, tensor, file)
-            yield tensor
-        else:
-            yield finite_in(tensor, spec.dtype, f"{file}: {spec.name}")
-        progress(spec.nbytes)

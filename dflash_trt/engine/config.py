@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
@@ -68,6 +69,18 @@ def checkpoint_dtype(weights: Weights) -> Dtype:
     return cast(Dtype, found.pop())
 
 
+def capability_number(compute_capability: str) -> int:
+    """103 for sm103.
+
+    Raises:
+        UserError: it is not written so.
+    """
+    matched = re.fullmatch(r"sm(\d+)", compute_capability)
+    if matched is None:
+        raise UserError(f"compute_capability is {compute_capability}, it must be sm and a number, sm120 for one")
+    return int(matched[1])
+
+
 @dataclass(frozen=True)
 class Builder:
     """What built an engine, and with what."""
@@ -84,6 +97,15 @@ class Builder:
     def tensorrt(self) -> TensorRTName | None:
         """Which TensorRT built the engines, where the directory holds engines rather than weights."""
         return None if self.backend == "torch" else self.backend
+
+    @property
+    def gpu(self) -> int:
+        """The compute capability of a TensorRT engine's GPU as a number, 103 for sm103.
+
+        Raises:
+            UserError: config.json has none.
+        """
+        return capability_number(self.compute_capability or "none")
 
     @property
     def uses_plugins(self) -> bool:

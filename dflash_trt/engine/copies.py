@@ -8,8 +8,9 @@ from dflash_trt.checkpoint.open_checkpoint import DrafterCheckpoint, TargetCheck
 from dflash_trt.checkpoint.weights import Weights
 from dflash_trt.errors import UserError
 from dflash_trt.models.dflash import copies_of_target
+from dflash_trt.models.llama import EMBEDDING, HEAD
 
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_EMBEDDING, _HEAD = f"{EMBEDDING}.weight", f"{HEAD}.weight"
 
 
 def check_copies(target: TargetCheckpoint, drafter: DrafterCheckpoint) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -12,13 +11,9 @@ from dflash_trt.checkpoint.safetensors_writer import TensorSpec
 from dflash_trt.engine.bindings import caches_of, engine_bindings, has_head_input, shared_weights
 from dflash_trt.engine.build import Build
 from dflash_trt.engine.config import EngineConfig
+from dflash_trt.models.dflash import is_fusion, writes_context
+from dflash_trt.models.llama import EMBEDDING, HEAD
 from dflash_trt.ops.tensorrt_ops import UPDATED
-
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head."
-_FUSION = re.compile(r"fc\.|hidden_norm\.")
-"""The drafter's, which the target's engine runs."""
-_CONTEXT = re.compile(r"layers\.\d+\.self_attn\.(k_proj|v_proj|k_norm)\.")
-"""The drafter's, which both engines run: the one on context, the other on a block."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +42,10 @@ def predict_memory(build: Build) -> Memory:
     quantized_head = not config.pretrained_config.tie_word_embeddings and not has_head_input(config.pretrained_config)
     borrows_head = not config.speculative_config.has_reduced_vocabulary
     target, drafter = build.target.specs, build.drafter.specs
-    head = [spec for spec in target if spec.name.startswith(_HEAD)] if quantized_head else []
-    body = [spec for spec in target if not spec.name.startswith((_EMBEDDING, _HEAD))]
-    in_target = [spec for spec in drafter if _FUSION.match(spec.name) or _CONTEXT.match(spec.name)]
-    in_drafter = [spec for spec in drafter if not _FUSION.match(spec.name)]
+    head = [spec for spec in target if spec.name.startswith(f"{HEAD}.")] if quantized_head else []
+    body = [spec for spec in target if not spec.name.startswith((f"{EMBEDDING}.", f"{HEAD}."))]
+    in_target = [spec for spec in drafter if writes_context(spec.name)]
+    in_drafter = [spec for spec in drafter if not is_fusion(spec.name)]
     rotary, drafter_rotary = _rotary_bytes(config)
     return Memory(
         target_weights=_bytes([*body, *head, *in_target]) + rotary,

@@ -57,8 +57,8 @@ def record_drafter(ops: TensorRTOps, pair: Pair, config: EngineConfig) -> Bindin
     inputs = _add_inputs(ops, bindings)
     size = config.speculative_config.block_size
     layers = ops.layers
-    nothing = layers.multiply(inputs["kv_len"], layers.integers([0]))
-    whole = layers.add(nothing, layers.integers([size]))
+    zeros = layers.multiply(inputs["kv_len"], layers.integers([0]))  # [B], which is known only when a pass runs
+    whole = layers.add(zeros, layers.integers([size]))
     span = _span(ops, config, inputs, whole, layers.integers(list(range(size))))
     caches = Caches((), _layer_caches("drafter", pair.drafter_weights.layers, inputs))
     block = _block(ops, inputs["anchors"], size, config.speculative_config.mask_token_id)
@@ -70,7 +70,7 @@ def record_drafter(ops: TensorRTOps, pair: Pair, config: EngineConfig) -> Bindin
         drafts, _, _ = ops.verify(
             logits,
             ops.rows(block, 1, size),
-            nothing,
+            zeros,
             first,
             inputs["temperature"],
             inputs["seeds"],

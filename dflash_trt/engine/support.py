@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Literal, get_args
 
 from dflash_trt.checkpoint.drafter import DrafterConfig
 from dflash_trt.checkpoint.quantization_config import QuantAlgo
 from dflash_trt.checkpoint.target import TargetConfig
-from dflash_trt.engine.config import Backend, BuildConfig, Dtype
+from dflash_trt.engine.config import Backend, BuildConfig, Dtype, capability_number
 from dflash_trt.engine.tensorrt_api import TensorRTName
 from dflash_trt.errors import UserError
 
@@ -42,7 +41,7 @@ def is_supported(feature: Feature, backend: TensorRTName, compute_capability: st
     """Whether a builder makes engines with it for a GPU."""
     if feature in _PLUGIN_ONLY and backend != "tensorrt":
         return False
-    return feature in LEAST and _number(compute_capability) >= LEAST[feature]
+    return feature in LEAST and capability_number(compute_capability) >= LEAST[feature]
 
 
 def check_support(
@@ -137,9 +136,3 @@ def _instead(feature: Feature, backend: TensorRTName, compute_capability: str) -
         return f"give --dtype {' or '.join(types)}"
     fp8 = "fp8 or " if is_supported("FP8", backend, compute_capability) else ""
     return f"convert it with {fp8}bf16"
-
-
-def _number(compute_capability: str) -> int:
-    matched = re.fullmatch(r"sm(\d+)", compute_capability)
-    assert matched is not None
-    return int(matched[1])

@@ -69,9 +69,7 @@ def build_plan(
         options.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
     else:  # the other builds for the GPU it runs on
         options.num_compute_capabilities = 1
-        options.set_compute_capability(
-            getattr(trt.ComputeCapability, str(config.builder.compute_capability).upper()), 0
-        )
+        options.set_compute_capability(getattr(trt.ComputeCapability, f"SM{config.builder.gpu}"), 0)
     if timing is not None:
         cache = options.create_timing_cache(timing.content)
         options.set_timing_cache(cache, False)
@@ -115,7 +113,7 @@ def _ops(tensorrt: TensorRT, network: Any, config: EngineConfig, rank: int) -> T
     ranks = config.build_config.tp_size
     if not config.builder.uses_plugins:
         return TensorRTOps(tensorrt.trt, network, rank=rank, ranks=ranks)
-    add_plugin = plugin_adder(network, int(str(config.builder.compute_capability).removeprefix("sm")))
+    add_plugin = plugin_adder(network, config.builder.gpu)
     block_size = config.speculative_config.block_size
     return PluginOps(tensorrt.trt, network, add_plugin, block_size, rank=rank, ranks=ranks)
 

@@ -109,6 +109,11 @@ def _block(config: LayerConfig, name: str) -> int:
     return NVFP4_BLOCK if algo in ("NVFP4", "W4A16_NVFP4") else 1
 
 
+def writes_cache(name: str) -> bool:
+    """Whether a tensor of a layer is one that `write_keys_values` reads."""
+    return any(f".self_attn.{module}." in name for module in ("k_proj", "v_proj", "k_norm"))
+
+
 def run_layer(
     ops: Ops,
     config: LayerConfig,

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dflash_trt.checkpoint.drafter import DrafterConfig
-from dflash_trt.models.decoder import DecoderLayer, load_layer, run_layer, write_keys_values
+from dflash_trt.models.decoder import DecoderLayer, load_layer, run_layer, write_keys_values, writes_cache
+from dflash_trt.models.llama import EMBEDDING, HEAD
 from dflash_trt.models.weights import WeightLoader
 from dflash_trt.ops.base import LayerCache, Linear, Mask, Ops, RotaryTable, Span, Tensor
 
@@ -57,8 +58,18 @@ def copies_of_target(config: DrafterConfig) -> dict[str, str]:
     """
     if config.format != "speculators":
         return {}
-    head = {} if config.has_reduced_vocabulary else {"lm_head.weight": "lm_head.weight"}
-    return {"embed_tokens.weight": "model.embed_tokens.weight", **head}
+    head = {} if config.has_reduced_vocabulary else {"lm_head.weight": f"{HEAD}.weight"}
+    return {"embed_tokens.weight": f"{EMBEDDING}.weight", **head}
+
+
+def is_fusion(name: str) -> bool:
+    """Whether a tensor is one that makes a context of the target's states, which only the target's pass does."""
+    return name.startswith(("fc.", "hidden_norm."))
+
+
+def writes_context(name: str) -> bool:
+    """Whether a tensor is one that `write_context` reads, so that the target's pass has it, be it the drafter's too."""
+    return is_fusion(name) or writes_cache(name)
 
 
 def write_context(

@@ -11,6 +11,9 @@ from dflash_trt.models.sharding import vocabulary
 from dflash_trt.models.weights import WeightLoader
 from dflash_trt.ops.base import LayerCache, Linear, Ops, RotaryTable, Span, Tensor
 
+EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
+"""The modules that have a row for each token; a tied target's head is its embedding."""
+
 
 @dataclass(frozen=True)
 class TargetWeights:
@@ -30,9 +33,9 @@ def load(loader: WeightLoader, config: TargetConfig) -> TargetWeights:
 def load_decoder(loader: WeightLoader, config: TargetConfig, *, qk_norm: bool) -> TargetWeights:
     """The weights of Llama, or of a family that differs from it by norms on query and key heads."""
     table, tokens = (config.vocab_size, config.hidden_size), vocabulary(config.vocab_size)
-    embedding = loader.tensor("model.embed_tokens.weight", table, tokens)
+    embedding = loader.tensor(f"{EMBEDDING}.weight", table, tokens)
     if config.tie_word_embeddings:
-        loader.ignore("lm_head.weight")
+        loader.ignore(f"{HEAD}.weight")
     return TargetWeights(
         embedding=embedding,
         layers=tuple(
@@ -40,7 +43,7 @@ def load_decoder(loader: WeightLoader, config: TargetConfig, *, qk_norm: bool) -
             for i in range(config.num_hidden_layers)
         ),
         norm=loader.tensor("model.norm.weight", (config.hidden_size,)),
-        head=Linear(embedding) if config.tie_word_embeddings else loader.linear("lm_head", *table, sharding=tokens),
+        head=Linear(embedding) if config.tie_word_embeddings else loader.linear(HEAD, *table, sharding=tokens),
     )
 
 

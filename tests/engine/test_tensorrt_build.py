@@ -159,13 +159,13 @@ def test_an_engine_is_replaced_by_one_of_another_backend(tmp_path: Path, tensorr
 def test_a_timing_cache_goes_from_one_engine_to_the_next(tensorrt_engines: TensorRTEngines, tmp_path: Path) -> None:
     """`tensorrt_rtx` takes one and measures nothing: the calls are those that `tensorrt` needs."""
     build = tensorrt_engines.plan("bf16", tmp_path / "engine")
-    engine, parts = Engine(tmp_path, build.config), Engine(tmp_path / "parts", build.config)
-    build._write_weights(parts, 1, lambda size: None)
+    engine, parts = Engine(tmp_path, build.config), tmp_path / "parts"
+    build.write_weights(parts)
     for file in engine.tensorrt_files(0):
         file.parent.mkdir(exist_ok=True)
     timing = TimingCache()
     with pytest.warns(DeprecationWarning, match="no-ops in TensorRT-RTX"):
-        build_rank(engine, parts.path, 0, timing)
+        build_rank(engine, parts, 0, timing)
     assert timing.content
     open_plans(engine, 0)
 
