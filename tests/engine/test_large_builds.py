@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import zlib
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,8 @@ from tests.tensorrt_engines import TEXT
 KERNELS_OF_A_LAYER = 3_500_000
 """Bytes, at most: what a plan of tiny layers takes for each."""
 CPU = torch.device("cpu")
+BLOCK = 1 << 16
+"""Numbers of a weight that differ; whole ones would take minutes to draw."""
 LLAMA_8B = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -85,17 +88,19 @@ def test_smollm2_in_nvfp4(tmp_path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Zeros:
-    """A `WeightLoader` of a rank's part of a model: zeros, which take no memory until they are written."""
+class Random:
+    """A `WeightLoader` of a rank's part of a model: for each weight a random block, repeated."""
 
     ranks: int
     unquantized: tuple[str, ...]
+    sizes: dict[str, int] = field(default_factory=dict)
+    """Bytes by name, as far as they were asked for."""
 
     def tensor(self, name: str, shape: tuple[int, ...], sharding: Sharding = REPLICATED) -> Tensor:
-        return torch.zeros(local_shape(shape, sharding, self.ranks), dtype=torch.bfloat16)
+        return self.filled(name, shape, sharding, torch.randn(BLOCK, generator=seeded(name)).bfloat16())
 
     def integers(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        return torch.zeros(shape, dtype=torch.int64)
+        raise AssertionError(f"{name} is of a drafter with a head of its own")
 
     def linear(
         self, name: str, out_features: int, in_features: int, *, bias: bool = False, sharding: Sharding = REPLICATED
@@ -103,12 +108,21 @@ class Zeros:
         assert not bias
         if name in self.unquantized:
             return Linear(self.tensor(name, (out_features, in_features), sharding))
-        codes = self.packed(name, (out_features, in_features // 2), torch.uint8, sharding)
-        scales = self.packed(name, (out_features, in_features // 16), torch.float8_e4m3fn, sharding)
-        return Linear(NVFP4Tensor(codes, scales, self.scale(name)), None, self.scale(name))
+        codes = torch.randint(0, 256, (BLOCK,), dtype=torch.uint8, generator=seeded(name))
+        scales = torch.randint(1, 120, (BLOCK,), dtype=torch.uint8, generator=seeded(f"{name} scales"))
+        weight = NVFP4Tensor(
+            self.filled(name, (out_features, in_features // 2), sharding, codes),
+            self.filled(f"{name} scales", (out_features, in_features // 16), sharding, scales).view(
+                torch.float8_e4m3fn
+            ),
+            self.scale(name),
+        )
+        return Linear(weight, None, self.scale(name))
 
-    def packed(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, sharding: Sharding) -> Tensor:
-        return torch.zeros(local_shape(shape, sharding, self.ranks), dtype=dtype)
+    def filled(self, name: str, shape: tuple[int, ...], sharding: Sharding, block: Tensor) -> Tensor:
+        local = torch.Size(local_shape(shape, sharding, self.ranks))
+        self.sizes[name] = local.numel() * block.element_size()
+        return block.repeat(-(-local.numel() // BLOCK))[: local.numel()].view(local)
 
     def scale(self, name: str) -> Tensor:
         return torch.tensor(0.01)
@@ -116,11 +130,17 @@ class Zeros:
     def ignore(self, name: str) -> None:
         pass
 
+    def bytes_of(self, *parts: str) -> int:
+        return sum(size for name, size in self.sizes.items() if any(part in name for part in parts))
 
-@pytest.mark.parametrize("rank", [0, 7])
+
+def seeded(name: str) -> torch.Generator:
+    return torch.Generator().manual_seed(zlib.crc32(name.encode()))
+
+
 @pytest.mark.parametrize("record", [record_target, record_drafter])
-def test_a_rank_of_eight(record: Record, rank: int, tmp_path: Path) -> None:
-    """Of Llama-3.1-8B's dimensions, two layers of it, in NVFP4."""
+def test_ranks_of_eight(record: Record, tmp_path: Path) -> None:
+    """Of Llama-3.1-8B's dimensions, two layers of it, in NVFP4; their plans hold the packed weights once."""
     quantization = {
         "target": QuantizationConfig("NVFP4", None, ("lm_head",)),
         "drafter": QuantizationConfig("NVFP4", None, ("fc",)),
@@ -136,14 +156,24 @@ def test_a_rank_of_eight(record: Record, rank: int, tmp_path: Path) -> None:
     builder = Builder("tensorrt_rtx", tensorrt.version, "sm120", None)
     config = EngineConfig(__version__, target, drafter, build, builder, "of a test")
     positions = build.max_seq_len + drafter.block_size
+    of_target, of_drafter = Random(8, ("lm_head",)), Random(8, ("fc",))
     pair = Pair(
         target,
         drafter,
-        load_target(Zeros(8, ("lm_head",)), target),
-        dflash.load(Zeros(8, ("fc",)), drafter),
+        load_target(of_target, target),
+        dflash.load(of_drafter, drafter),
         rotary_table(target.rope, positions, torch.bfloat16, CPU),
         rotary_table(drafter.rope, positions, torch.bfloat16, CPU),
     )
-    pieces: list[bytes] = []
-    build_plan(tensorrt, record, pair, config, rank, pieces.append)
-    assert sum(map(len, pieces)) > 10**6
+    held, layers = of_drafter.bytes_of("_proj"), drafter.num_hidden_layers
+    if record is record_target:
+        held = of_target.bytes_of("_proj") + of_drafter.bytes_of("fc", "k_proj", "v_proj")
+        layers = target.num_hidden_layers + drafter.num_hidden_layers
+    tables = positions * (target.head_dim + drafter.head_dim) * 4
+    plans = {}
+    for rank in (0, 7):
+        pieces: list[bytes] = []
+        build_plan(tensorrt, record, pair, config, rank, pieces.append)
+        plans[rank] = b"".join(pieces)
+        assert held < len(plans[rank]) < held + tables + KERNELS_OF_A_LAYER * (layers + 1)
+    assert plans[0] != plans[7]

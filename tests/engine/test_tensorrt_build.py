@@ -17,8 +17,8 @@ import torch
 from safetensors.torch import load_file
 
 from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
-from dflash_trt.conversion.convert import plan_conversion
-from dflash_trt.conversion.plan import Formats
+from dflash_trt.conversion.convert import CalibrationData, plan_conversion
+from dflash_trt.conversion.plan import Formats, QFormat
 from dflash_trt.engine.build import build_engine, plan_build
 from dflash_trt.engine.config import BuildConfig
 from dflash_trt.engine.directory import Engine
@@ -31,7 +31,7 @@ from dflash_trt.engine.tensorrt_api import load_tensorrt
 from dflash_trt.engine.tensorrt_build import TimingCache
 from dflash_trt.errors import UserError
 from tests.conftest import TINY
-from tests.tensorrt_engines import OPTIONS, TensorRTEngines
+from tests.tensorrt_engines import OPTIONS, TEXT, TensorRTEngines
 from tests.tiny_models import random_drafter, random_target
 
 PLAN_OVERHEAD = 16_000_000
@@ -197,21 +197,28 @@ def test_packed_weights_stay_packed(tmp_path: Path) -> None:
     """A plan takes little more than the weights that are in it, packed or not; the rest are kernels."""
     target = random_target(tmp_path / "bf16/target", **SIZES)
     random_drafter(tmp_path / "bf16/drafter", target, target_layer_ids=(0, 1))
-    convert(tmp_path / "bf16", tmp_path / "w4a16")
     sizes = {}
-    for name in ("bf16", "w4a16"):
+    for name in ("bf16", "w4a16_nvfp4", "fp8", "nvfp4"):
+        if name != "bf16":
+            convert(tmp_path / "bf16", tmp_path / name, name)
         checkpoints = open_target(tmp_path / name / "target"), open_drafter(tmp_path / name / "drafter")
         build = plan_build(*checkpoints, BuildConfig(**OPTIONS), tmp_path / "engine", "tensorrt_rtx", "sm120")
         plans, memory = open_plans(build.write(), 0), predict_memory(build)
         sizes[name] = plans.records["target"].size
         assert memory.target_weights < sizes[name] < memory.target_weights + PLAN_OVERHEAD
-    assert sizes["w4a16"] < 0.5 * sizes["bf16"]
+    assert max(sizes["w4a16_nvfp4"], sizes["nvfp4"]) < 0.5 * sizes["bf16"]
+    assert sizes["fp8"] < 0.75 * sizes["bf16"]
 
 
-def convert(source: Path, output: Path) -> None:
-    formats = Formats("w4a16_nvfp4")
+def convert(source: Path, output: Path, qformat: QFormat) -> None:
+    """Weights alone are quantized without text; activations take some to calibrate their scales."""
+    formats, data = Formats(qformat), None
+    if qformat != "w4a16_nvfp4":
+        text = source / "text.txt"
+        text.write_text("\n".join(TEXT))
+        data = CalibrationData(text, size=2, max_length=64)
     target, drafter = open_target(source / "target"), open_drafter(source / "drafter")
-    plan_conversion(target, formats, drafter, formats, None, output).run()
+    plan_conversion(target, formats, drafter, formats, data, output).run()
 
 
 def builders(parent: subprocess.Popen[str] | None = None) -> list[psutil.Process]:

@@ -2,38 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 from torch import Tensor
 
 from dflash_trt.engine.network import record_drafter, record_target
+from dflash_trt.ops.ranks import Ranks
 from dflash_trt.runtime.llm import LLM
+from dflash_trt.runtime.parallel_executor import ParallelExecutor
 from dflash_trt.runtime.sampling import SamplingParams
-from dflash_trt.runtime.tensorrt_executor import TensorRTExecutor
-from tests.engine.recorded import Recorded, for_tensorrt, rank_pairs, shared_of
+from dflash_trt.runtime.tensorrt_executor import EnginePass, TensorRTExecutor
+from tests.engine.recorded import Recorded, for_tensorrt, interpret, rank_pairs, shared_of
+from tests.models.test_dflash import as_speculators
+from tests.runtime.rank_threads import executor_of
 from tests.tiny_models import random_drafter, random_target
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22], [40, 41], [60], [30, 31, 32], [9]]
 
 
-@pytest.fixture(scope="module", params=["llama", "qwen3", "llama by plugins"])
-def llms(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[LLM, LLM]:
-    """One engine twice: by the torch executor, and by the TensorRT executor over its networks."""
+class Together:
+    """One engine of every rank: each rank runs its own in a thread of its own, and the last to come evaluates all."""
+
+    def __init__(self, recorded: Sequence[Recorded]) -> None:
+        self._recorded = recorded
+        self._bound: dict[int, Mapping[str, Tensor]] = {}
+        self._barrier = Barrier(len(recorded), self._interpret)
+
+    def of_rank(self, rank: int) -> EnginePass:
+        def run(profile: str, tensors: Mapping[str, Tensor]) -> None:
+            self._bound[rank] = tensors
+            self._barrier.wait(timeout=60)
+
+        return run
+
+    def _interpret(self) -> None:
+        interpret(self._recorded, [self._bound[rank] for rank in range(len(self._recorded))])
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "llama native 1",
+        "qwen3 native 1",
+        "llama native 2",
+        "llama plugins 1",
+        "llama plugins 2",
+        "own-head native 2",
+        "own-head plugins 2",
+    ],
+)
+def llms(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LLM, LLM]]:
+    """One pair twice: by the torch executor of one rank, and by TensorRT executors of all over their networks."""
     root: Path = tmp_path_factory.mktemp("executor")
-    family, plugins = request.param.split()[0], request.param.endswith("plugins")
-    target = random_target(root / "target", family, num_hidden_layers=2)
+    name, lowering, ranks = request.param.split()
+    plugins, size = lowering == "plugins", int(ranks)
+    target = random_target(root / "target", "qwen3" if name == "qwen3" else "llama", num_hidden_layers=2)
     random_drafter(root / "drafter", target, num_hidden_layers=1, target_layer_ids=(0, 1))
-    config, pairs = rank_pairs(root / "target", root / "drafter", root / "engine", max_batch_size=4 if plugins else 2)
-    expected, actual = (LLM(root / "engine", device="cpu") for _ in range(2))
-    actual.executor = TensorRTExecutor(
-        for_tensorrt(config, plugins=plugins),
-        Recorded(record_target, config, pairs, plugins=plugins),
-        Recorded(record_drafter, config, pairs, plugins=plugins),
-        shared_of(config, pairs[0]),
+    if name == "own-head":
+        (root / "drafter").rename(root / "full")
+        as_speculators(root / "full", root / "drafter", list(range(0, 97, 2)), target.lm_head.weight[::2].clone())
+    slots = 4 if plugins else 2
+    rank_pairs(root / "target", root / "drafter", root / "one", max_batch_size=slots)
+    config, pairs = rank_pairs(root / "target", root / "drafter", root / "all", max_batch_size=slots, tp_size=size)
+    config = for_tensorrt(config, plugins=plugins)
+    targets, drafters = (
+        Together([Recorded(record, config, pairs, rank, plugins=plugins) for rank in range(size)])
+        for record in (record_target, record_drafter)
     )
-    return expected, actual
+
+    def load(ranks: Ranks) -> TensorRTExecutor:
+        passes = targets.of_rank(ranks.rank), drafters.of_rank(ranks.rank)
+        return TensorRTExecutor(config, *passes, shared_of(config, pairs[ranks.rank]), ranks=ranks)
+
+    expected, actual = (LLM(root / "one", device="cpu") for _ in range(2))
+    with executor_of(size, load) as executor:
+        actual.executor = executor
+        yield expected, actual
 
 
 @pytest.mark.parametrize(
@@ -55,7 +102,8 @@ def test_decodes_as_the_torch_executor(llms: tuple[LLM, LLM], params: SamplingPa
 def test_a_drafter_that_overflows_costs_guesses_only(llms: tuple[LLM, LLM]) -> None:
     """It chooses no token, which the target must not be given."""
     expected, actual = llms
-    executor = actual.executor
+    assert isinstance(actual.executor, ParallelExecutor)
+    executor = actual.executor._executor
     assert isinstance(executor, TensorRTExecutor)
     run, params = executor._run_drafter, SamplingParams(max_tokens=9, ignore_eos=True)
 
