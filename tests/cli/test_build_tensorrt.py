@@ -30,7 +30,7 @@ def test_build_and_inspect(
     options = ["--checkpoint_dir", tensorrt_engines.checkpoints("nvfp4"), "--output_dir", engine, *RTX]
     built = invoke(capsys, "build", *options, "--max_batch_size", 4, "--max_seq_len", 2048)
     assert built.status == 0 and not built.err, built.err
-    assert "backend tensorrt_rtx for sm120; running it takes 12.6 MB of caches more" in built.out
+    assert "backend tensorrt_rtx for sm120; running it takes 12.7 MB of caches more" in built.out
     inspected = invoke(capsys, "inspect", engine)
     assert inspected.status == 0 and not inspected.err
     described = json.loads(invoke(capsys, "inspect", engine, "--format", "json").out)
