@@ -77,6 +77,7 @@ class SimulatedExecutor:
         given = (part.tolist() for part in (anchors, kv_len, slots, sampling.seeds))
         for anchor, length, slot, seed in zip(*given, strict=True):
             sequence = [*self.drafter[slot][:length], anchor]
+            assert sequence[:-1] == self.target[slot][:length], "the two caches differ"
             _write(self.drafter[slot], length, [MASK] * self.block_size)
             guesses = []
             for _ in range(self.block_size - 1):

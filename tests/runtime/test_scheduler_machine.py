@@ -31,11 +31,13 @@ class Expected:
 class SchedulerMachine(RuleBasedStateMachine):
     """Every step is checked whole: who ran, in which slots, what came out and who ended."""
 
-    @initialize(max_batch_size=st.integers(1, 4), window=st.integers(1, 4), chunk=st.integers(1, 6))
-    def start(self, max_batch_size: int, window: int, chunk: int) -> None:
+    @initialize(
+        max_batch_size=st.integers(1, 4), window=st.integers(1, 4), chunk=st.integers(1, 6), reuse=st.booleans()
+    )
+    def start(self, max_batch_size: int, window: int, chunk: int, reuse: bool) -> None:
         self.now = 0.0
         self.executor = SimulatedExecutor(max_batch_size, max_num_tokens=chunk)
-        self.scheduler = Scheduler(self.executor, window, clock=lambda: self.now)
+        self.scheduler = Scheduler(self.executor, window, reuse_prefixes=reuse, clock=lambda: self.now)
         self.all: list[Expected] = []
         self.steps = 0
 
@@ -47,7 +49,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         patience=st.none() | st.integers(0, 30),
     )
     def arrive(self, start: int, length: int, max_tokens: int, priority: int, patience: int | None) -> None:
-        prompt = [start + 7 * i for i in range(length)]
+        self._add([start + 7 * i for i in range(length)], max_tokens, priority, patience)
+
+    @precondition(lambda self: self.all)
+    @rule(data=st.data(), more=st.integers(0, 6), max_tokens=st.integers(1, MAX_TOKENS))
+    def go_on(self, data: st.DataObject, more: int, max_tokens: int) -> None:
+        """A next turn: what a request has so far, cut anywhere, and more."""
+        tokens = data.draw(st.sampled_from(self.all)).request.tokens
+        cut = data.draw(st.integers(1, min(len(tokens), 50)))
+        self._add([*tokens[:cut], *range(20, 20 + more)], max_tokens, 0, None)
+
+    def _add(self, prompt: list[int], max_tokens: int, priority: int, patience: int | None) -> None:
         deadline = None if patience is None else self.now + patience
         arrival = len(self.all)
         one = request(prompt, max_tokens, seed=arrival, priority=priority, deadline=deadline)
@@ -130,6 +142,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         for one in getattr(self, "all", []):
             assert one.request.output == one.emitted == one.alone[: len(one.emitted)]
             assert one.request.finish_reason == one.finish_reason or one.finish_reason is None
+
+    @invariant()
+    def caches_hold_what_is_kept(self) -> None:
+        if not hasattr(self, "all"):
+            return
+        under_way = self.scheduler.prefilling
+        for slot, tokens in self.scheduler.kept.tokens.items():
+            assert len(self.scheduler.running) <= slot < self.executor.max_batch_size
+            assert under_way is None or slot != under_way.slot
+            for caches in (self.executor.target, self.executor.drafter):
+                assert caches[slot][: len(tokens)] == tokens
+        assert 0 <= self.scheduler.prefix_hits <= self.scheduler.prefix_queries
 
     def teardown(self) -> None:
         """Everything ends, in no more steps than its chunks and tokens."""
