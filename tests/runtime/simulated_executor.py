@@ -57,6 +57,7 @@ class SimulatedExecutor:
             part.tolist() for part in (step.slots, step.kv_len, step.q_len, step.draft_len, step.tokens)
         )
         self.passes.append(Pass(slots, q_len))
+        assert min(q_len) >= 1, "an empty row has no logits"
         assert len(slots) == 1 or slots == list(range(len(slots)))
         accepted, chosen = [], []
         seeds = step.sampling.seeds.tolist()
