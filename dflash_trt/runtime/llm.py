@@ -109,7 +109,7 @@ class TokenStream(Iterator[Emission]):
         return self._ready.popleft()
 
     def _claim_slots(self) -> None:
-        if self._scheduler.running and self._llm.slots_used_by is not self:
+        if self._scheduler.holds_slots and self._llm.slots_used_by is not self:
             raise RuntimeError("another call has used this LLM's slots since; finish a stream before the next call")
         self._llm.slots_used_by = self
 

@@ -9,7 +9,7 @@ from typing import Literal
 from dflash_trt.runtime.detokenizer import Detokenizer
 from dflash_trt.runtime.sampling import Penalties, SamplingParams
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "cancelled", "deadline"]
 
 
 @dataclass
@@ -45,6 +45,8 @@ class Request:
         params: as `SamplingParams.each` gives them.
         limit: prompt and output tokens together, at most.
         stop_token_ids: tokens that end the output; they are among its ids and give no text.
+        priority: requests of lower numbers go first.
+        deadline: seconds on the scheduler's clock, when the output ends as it then is; None is never.
     """
 
     def __init__(
@@ -56,14 +58,19 @@ class Request:
         stop_token_ids: Collection[int],
         detokenizer: Detokenizer,
         vocab_size: int,
+        priority: int = 0,
+        deadline: float | None = None,
     ) -> None:
         self.params = params
+        self.priority = priority
+        self.deadline = deadline
         self.prompt_length = len(prompt)
         self.tokens = list(prompt)
         self.penalties = Penalties.of(params, prompt, vocab_size)
         self.statistics = Statistics()
         self.finish_reason: FinishReason | None = None
-        self._limit = limit if params.max_tokens is None else min(limit, len(prompt) + params.max_tokens)
+        self.limit = limit if params.max_tokens is None else min(limit, len(prompt) + params.max_tokens)
+        """Prompt and output tokens together, at most."""
         self._stop_token_ids = frozenset(stop_token_ids)
         self._detokenizer = detokenizer
 
@@ -85,12 +92,17 @@ class Request:
     @property
     def remaining(self) -> int:
         """Tokens it may still emit."""
-        return self._limit - len(self.tokens)
+        return self.limit - len(self.tokens)
 
     @property
     def kv_len(self) -> int:
         """Positions in the caches once the prompt is in: the last token enters with the next pass."""
         return len(self.tokens) - 1
+
+    def end_if_late(self, now: float) -> None:
+        """End it where its deadline has come."""
+        if self.finish_reason is None and self.deadline is not None and now >= self.deadline:
+            self.finish_reason = "deadline"
 
     def append(self, token: int) -> str:
         """Take one more token.

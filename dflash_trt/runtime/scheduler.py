@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from dflash_trt.errors import UserError
+from dflash_trt.runtime.kept import KeptSequences
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import Sampling
 from dflash_trt.runtime.speculative import decode, prefill
 from dflash_trt.runtime.step import Executor
+from dflash_trt.runtime.waiting import WaitingQueue
 
 
 @dataclass(frozen=True)
@@ -24,48 +27,166 @@ class Emission:
     """The drafter guessed it and the target agreed."""
 
 
-class Scheduler:
-    """First come, first served, over an executor's slots.
+@dataclass
+class Prefill:
+    """A prompt under way."""
 
-    Active requests keep to the front: request i of `running` is in slot i, and when one ends, the last one moves into
-    its slot.
+    request: Request
+    slot: int
+    sampling: Sampling
+    kv_len: int = 0
+    """Tokens of it that are in the slot's caches."""
+
+
+class Scheduler:
+    """In-flight batching over an executor's slots: a step is one chunk of one prompt, then one pass of all that decode.
+
+    Prompts are run one after the other, by priority and then first come, first served; a prompt under way is finished
+    before any other. Requests that decode keep to the front: request i of `running` is in slot i, and when one ends,
+    the last one moves into its slot. A prompt under way is somewhere behind them, and so are kept sequences.
+
+    For one thread: what adds and cancels is what steps.
+
+    Args:
+        window: tokens that a pass verifies for a request, 1 to the block size.
+        reuse_prefixes: keep the caches of what has ended while its slot is not needed, and start a prompt after the
+            tokens that it shares with the most similar of these. Both caches have one length, so that a drafter
+            guesses as well as after a prompt that was run.
+        clock: what deadlines are told by, in seconds.
     """
 
-    def __init__(self, executor: Executor, window: int) -> None:
-        self.waiting: deque[Request] = deque()
+    def __init__(
+        self,
+        executor: Executor,
+        window: int,
+        *,
+        reuse_prefixes: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.waiting = WaitingQueue()
+        self.prefilling: Prefill | None = None
         self.running: list[Request] = []
+        self.ended: list[Request] = []
+        """Requests that the last step found or made ended, for whatever reason: each is here once."""
+        self.kept = KeptSequences()
         self.target_passes = 0
+        self.prefix_queries = 0
+        """Prompt tokens of requests that got a slot, where prefixes are reused."""
+        self.prefix_hits = 0
+        """Those of them that were in the caches."""
         self._executor = executor
         self._window = window
+        self._reuse_prefixes = reuse_prefixes
+        self._clock = clock
         self._sampling: Sampling | None = None
+        self._cancelled_some = False
 
     def add(self, requests: Iterable[Request]) -> None:
-        """Queue requests."""
-        self.waiting.extend(requests)
+        """Queue requests.
+
+        Raises:
+            UserError: one may become longer than a slot. Caches hold a block beyond `max_seq_len`, for what a pass
+                writes past a sequence, and no more.
+        """
+        for request in requests:
+            if request.limit > self._executor.max_seq_len:
+                raise UserError(
+                    f"a request of up to {request.limit} tokens does not fit the engine's max_seq_len of "
+                    f"{self._executor.max_seq_len}"
+                )
+            self.waiting.push(request)
+
+    def cancel(self, request: Request) -> None:
+        """End a request as it is: it emits nothing more, and the next step frees its slot. One that ended stays so."""
+        if request.finish_reason is None:
+            request.finish_reason = "cancelled"
+            self._cancelled_some = True
 
     @property
     def idle(self) -> bool:
-        """No request waits or runs."""
-        return not self.waiting and not self.running
+        """No request waits or is in a slot."""
+        return not self.waiting and not self.holds_slots
+
+    @property
+    def holds_slots(self) -> bool:
+        """Some request is in a slot."""
+        return self.prefilling is not None or bool(self.running)
 
     def step(self) -> list[Emission]:
-        """Let waiting requests into free slots, then give every running one its next tokens."""
-        emissions = []
-        while self.waiting and len(self.running) < self._executor.max_batch_size:
-            emissions += self._admit(self.waiting.popleft())
+        """Run a chunk of the prompt whose turn it is, then give every running request its next tokens."""
+        self.ended = []
+        self._leave_early()
+        emissions = self._prefill()
         if self.running:
             emissions += self._decode()
         return emissions
 
-    def _admit(self, request: Request) -> list[Emission]:
-        sampling = Sampling.of([request.params], [request.penalties])
-        token, passes = prefill(self._executor, request, len(self.running), sampling)
-        self.target_passes += passes
-        emission = Emission(request, token, request.append(token), drafted=False)
-        if request.finish_reason is None:
-            self.running.append(request)
-            self._sampling = None
+    def _leave_early(self) -> None:
+        """Take out what was cancelled or is late."""
+        now = self._clock()
+        if self._cancelled_some or self.waiting.has_late(now):
+            self._cancelled_some = False
+            self.ended += self.waiting.remove_ended(now)
+        for request in self.running:
+            request.end_if_late(now)
+        self._retire()
+        if self.prefilling is not None:
+            self.prefilling.request.end_if_late(now)
+            if self.prefilling.request.finish_reason is not None:
+                self._end_prompt(self.prefilling)
+
+    def _prefill(self) -> list[Emission]:
+        if self.prefilling is None and self.waiting and len(self.running) < self._executor.max_batch_size:
+            self.prefilling = self._admit(self.waiting.pop())
+        if self.prefilling is None:
+            return []
+        prompt = self.prefilling
+        self.target_passes += 1
+        prompt.kv_len, token = prefill(self._executor, prompt.request, prompt.slot, prompt.kv_len, prompt.sampling)
+        if token is None:
+            return []
+        emission = Emission(prompt.request, token, prompt.request.append(token), drafted=False)
+        if prompt.request.finish_reason is None:
+            self._start(prompt)
+        else:
+            self._end_prompt(prompt)
         return [emission]
+
+    def _admit(self, request: Request) -> Prefill:
+        """A slot for a request, and in it what it shares with a kept sequence.
+
+        The last token of a prompt is run in any case: what follows it is chosen from its logits.
+        """
+        match = None
+        if self._reuse_prefixes:
+            match = self.kept.match(request.tokens[:-1])
+            self.prefix_queries += request.prompt_length
+        if match is not None and match.is_whole:
+            self.kept.take(slot := match.slot)
+        else:
+            free = self._free_slots()
+            slot = free[0] if free else self.kept.evict()
+            if match is not None and slot != match.slot:
+                self._executor.move_slot(match.slot, slot, match.length)
+        shared = 0 if match is None else match.length
+        self.prefix_hits += shared
+        return Prefill(request, slot, Sampling.of([request.params], [request.penalties]), shared)
+
+    def _start(self, prompt: Prefill) -> None:
+        """Let a request decode. Others may have ended while its prompt ran, and left a hole before it."""
+        slot = len(self.running)
+        if slot < prompt.slot:
+            self._clear(slot)
+            self._executor.move_slot(prompt.slot, slot, prompt.kv_len)
+        self.prefilling = None
+        self.running.append(prompt.request)
+        self._sampling = None
+
+    def _end_prompt(self, prompt: Prefill) -> None:
+        self.prefilling = None
+        self.ended.append(prompt.request)
+        if self._reuse_prefixes:
+            self.kept.keep(prompt.slot, prompt.request.tokens[: prompt.kv_len])
 
     def _decode(self) -> list[Emission]:
         if self._sampling is None:
@@ -89,8 +210,39 @@ class Scheduler:
         for slot in reversed(range(len(self.running))):
             if self.running[slot].finish_reason is None:
                 continue
+            self.ended.append(self.running[slot])
+            if self._reuse_prefixes:
+                self._keep(slot)
             last = self.running.pop()
             if slot < len(self.running):
                 self._executor.move_slot(len(self.running), slot, last.kv_len)
                 self.running[slot] = last
             self._sampling = None
+
+    def _keep(self, slot: int) -> None:
+        """Keep the sequence of a running slot, which another may be about to fill."""
+        tokens = self.running[slot].tokens[: self.running[slot].kv_len]
+        home = slot
+        if slot < len(self.running) - 1:
+            free = self._free_slots() or ([self.kept.evict()] if self.kept else [])
+            if not free:
+                return
+            home = free[-1]
+            self._executor.move_slot(slot, home, len(tokens))
+        self.kept.keep(home, tokens)
+
+    def _clear(self, slot: int) -> None:
+        """Let a kept sequence go elsewhere; where no slot is free, the least recently used is lost."""
+        if slot not in self.kept:
+            return
+        free = self._free_slots() or [self.kept.evict()]
+        if free[-1] != slot:
+            tokens = self.kept.take(slot)
+            self._executor.move_slot(slot, free[-1], len(tokens))
+            self.kept.keep(free[-1], tokens)
+
+    def _free_slots(self) -> list[int]:
+        """Slots that hold nothing."""
+        under_way = self.prefilling.slot if self.prefilling is not None else None
+        behind = range(len(self.running), self._executor.max_batch_size)
+        return [slot for slot in behind if slot not in self.kept and slot != under_way]

@@ -14,26 +14,24 @@ from dflash_trt.runtime.sampling import Sampling
 from dflash_trt.runtime.step import Executor, Step
 
 
-def prefill(executor: Executor, request: Request, slot: int, sampling: Sampling) -> tuple[int, int]:
-    """Run a prompt through a free slot, chunk by chunk.
+def prefill(executor: Executor, request: Request, slot: int, start: int, sampling: Sampling) -> tuple[int, int | None]:
+    """Run the next chunk of a prompt, whose first `start` tokens are in its slot's caches.
 
     Returns:
-        The token that follows the prompt, and the passes it took.
+        How many tokens are then, and the one that follows the prompt, None where more of it is to come.
     """
-    starts = range(0, request.prompt_length, executor.max_num_tokens)
-    for start in starts:
-        chunk = request.tokens[start : min(start + executor.max_num_tokens, request.prompt_length)]
-        verified = executor.verify(
-            Step(
-                tokens=torch.tensor([chunk]),
-                q_len=torch.tensor([len(chunk)]),
-                draft_len=torch.tensor([0]),
-                kv_len=torch.tensor([start]),
-                slots=torch.tensor([slot]),
-                sampling=sampling,
-            )
+    end = min(start + executor.max_num_tokens, request.prompt_length)
+    verified = executor.verify(
+        Step(
+            tokens=torch.tensor([request.tokens[start:end]]),
+            q_len=torch.tensor([end - start]),
+            draft_len=torch.tensor([0]),
+            kv_len=torch.tensor([start]),
+            slots=torch.tensor([slot]),
+            sampling=sampling,
         )
-    return int(verified.next[0]), len(starts)
+    )
+    return end, int(verified.next[0]) if end == request.prompt_length else None
 
 
 def decode(executor: Executor, requests: Sequence[Request], sampling: Sampling, window: int) -> list[list[int]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import pytest
 from transformers import AutoModelForCausalLM
 
@@ -113,8 +115,9 @@ def test_statistics_add_up(llm: LLM) -> None:
     assert statistics.decoded_tokens == statistics.output_tokens - len(PROMPTS)
     assert statistics.verifications == sum(one.verifications for one in each)
     assert 0 < statistics.accepted_tokens < statistics.draft_tokens
-    prefills = sum(-(-len(ids) // llm.executor.max_num_tokens) for ids in chats(llm))
-    assert generation.target_passes == prefills + max(one.verifications for one in each)
+    prefilled = list(accumulate(-(-len(ids) // llm.executor.max_num_tokens) for ids in chats(llm)))
+    decoding = [range(step, step + one.verifications) for step, one in zip(prefilled, each, strict=True)]
+    assert generation.target_passes == prefilled[-1] + len(set().union(*decoding))
     assert generation.tokens_per_second > 0
 
 

@@ -1,21 +1,21 @@
-"""The scheduler's bookkeeping, over an executor that only counts."""
+"""The scheduler's bookkeeping, over an executor whose caches hold tokens."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import gc
 from typing import Any
 
-import torch
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
+from dflash_trt.errors import UserError
 from dflash_trt.runtime.request import Request
-from dflash_trt.runtime.sampling import Sampling, SamplingParams
+from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.scheduler import Scheduler
-from dflash_trt.runtime.step import Step, Verified
+from tests.runtime.simulated_executor import VOCAB_SIZE, SimulatedExecutor, following
 
-VOCAB_SIZE = 1000
+STOP = {1, 2, 3, 4, 5}
 
 
 class Silent:
@@ -30,73 +30,44 @@ class Silent:
         return ""
 
 
-def following(tokens: list[int]) -> int:
-    """The simulated target: a function of the whole sequence, so that any token lost or out of place shows."""
-    value = 7
-    for token in tokens:
-        value = (value * 31 + token + 1) % VOCAB_SIZE
-    return value
-
-
-@dataclass
-class Simulated:
-    """An executor whose caches hold the tokens themselves; every third guess is wrong."""
-
-    max_batch_size: int
-    block_size: int
-    max_num_tokens: int = 4
-    max_seq_len: int = 64
-    slots: dict[int, list[int]] = field(default_factory=dict)
-    passes: int = 0
-
-    def verify(self, step: Step) -> Verified:
-        self.passes += 1
-        accepted, chosen = [], []
-        for slot, start, length, drafts, row in zip(
-            *(t.tolist() for t in (step.slots, step.kv_len, step.q_len, step.draft_len, step.tokens)), strict=True
-        ):
-            assert slot < self.max_batch_size
-            held = self.slots.get(slot, [])[:start]
-            assert len(held) == start, "reads what was never written"
-            held += row[:length]
-            assert len(held) <= self.max_seq_len
-            right = 0
-            first = len(held) - drafts
-            while right < drafts and held[first + right] == following(held[: first + right]):
-                right += 1
-            self.slots[slot] = held
-            accepted.append(right)
-            chosen.append(following(held[: first + right]))
-        return Verified(torch.tensor(accepted), torch.tensor(chosen))
-
-    def draft(self, anchors: Tensor, kv_len: Tensor, slots: Tensor, sampling: Sampling, count: int) -> Tensor:
-        rows = []
-        for anchor, length, slot in zip(anchors.tolist(), kv_len.tolist(), slots.tolist(), strict=True):
-            sequence = [*self.slots[slot][:length], anchor]
-            guesses = []
-            for _ in range(self.block_size - 1):
-                sequence.append(following(sequence))
-                guesses.append(sequence[-1] if len(sequence) % 3 else 0)
-            rows.append(guesses)
-        return torch.tensor(rows)[:, :count]
-
-    def move_slot(self, source: int, destination: int, length: int) -> None:
-        self.slots[destination] = self.slots[source][:length]
-
-
-def request(prompt: list[int], max_tokens: int) -> Request:
+def request(
+    prompt: list[int],
+    max_tokens: int,
+    *,
+    seed: int = 0,
+    priority: int = 0,
+    deadline: float | None = None,
+    limit: int = 64,
+) -> Request:
     silent: Any = Silent()
-    params = SamplingParams(max_tokens=max_tokens, seed=0)
-    return Request(prompt, params, limit=64, stop_token_ids={1, 2, 3, 4, 5}, detokenizer=silent, vocab_size=VOCAB_SIZE)
+    return Request(
+        prompt,
+        SamplingParams(max_tokens=max_tokens, seed=seed),
+        limit=limit,
+        stop_token_ids=STOP,
+        detokenizer=silent,
+        vocab_size=VOCAB_SIZE,
+        priority=priority,
+        deadline=deadline,
+    )
 
 
-def expected_output(prompt: list[int], max_tokens: int) -> list[int]:
+def expected_output(prompt: list[int], max_tokens: int, seed: int = 0) -> list[int]:
+    """What the request gives alone."""
     output: list[int] = []
     while len(output) < min(max_tokens, 64 - len(prompt)):
-        output.append(following(prompt + output))
-        if output[-1] in {1, 2, 3, 4, 5}:
+        output.append(following(prompt + output, seed))
+        if output[-1] in STOP:
             break
     return output
+
+
+def run(scheduler: Scheduler) -> list[Request]:
+    """Step until nothing is left; requests in the order of their first tokens."""
+    order: dict[Request, None] = {}
+    while not scheduler.idle:
+        order |= dict.fromkeys(emission.request for emission in scheduler.step())
+    return list(order)
 
 
 REQUESTS = st.lists(
@@ -105,11 +76,11 @@ REQUESTS = st.lists(
 
 
 @given(REQUESTS, st.integers(1, 5), st.integers(1, 4))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_no_token_is_lost_doubled_or_misplaced(
     arrivals: list[tuple[list[int], int]], max_batch_size: int, window: int
 ) -> None:
-    executor = Simulated(max_batch_size, block_size=4)
+    executor = SimulatedExecutor(max_batch_size)
     scheduler = Scheduler(executor, window)
     requests = [request(prompt, max_tokens) for prompt, max_tokens in arrivals]
     half = len(requests) // 2
@@ -127,23 +98,25 @@ def test_no_token_is_lost_doubled_or_misplaced(
     for one, (prompt, max_tokens) in zip(requests, arrivals, strict=True):
         assert one.output == emitted[id(one)] == expected_output(prompt, max_tokens)
         assert one.finish_reason is not None
-    assert scheduler.target_passes == executor.passes
+    assert scheduler.target_passes == len(executor.passes)
 
 
 def test_first_come_first_served() -> None:
-    scheduler = Scheduler(Simulated(2, block_size=4), window=4)
+    scheduler = Scheduler(SimulatedExecutor(2), window=4)
     requests = [request([i], 40) for i in range(10, 16)]
     scheduler.add(requests)
-    order = []
-    while not scheduler.idle:
-        for emission in scheduler.step():
-            if emission.request not in order:
-                order.append(emission.request)
-    assert order == requests
+    assert run(scheduler) == requests
+
+
+def test_lower_priority_numbers_go_first() -> None:
+    scheduler = Scheduler(SimulatedExecutor(1), window=4)
+    requests = [request([10 + i], 20, priority=priority) for i, priority in enumerate((1, 0, 2, 0, 1, -3))]
+    scheduler.add(requests)
+    assert run(scheduler) == [requests[i] for i in (5, 1, 3, 0, 4, 2)]
 
 
 def test_emissions_tell_drafted_tokens() -> None:
-    scheduler = Scheduler(Simulated(1, block_size=4), window=4)
+    scheduler = Scheduler(SimulatedExecutor(1), window=4)
     one = request([10], 20)
     scheduler.add([one])
     drafted = 0
@@ -151,3 +124,110 @@ def test_emissions_tell_drafted_tokens() -> None:
         drafted += sum(emission.drafted for emission in scheduler.step())
     assert drafted == one.statistics.accepted_tokens > 0
     assert one.statistics.decoded_tokens == one.statistics.verifications + drafted
+
+
+def test_a_long_prompt_stalls_nobody_for_more_than_a_chunk() -> None:
+    executor = SimulatedExecutor(3, max_num_tokens=4, max_seq_len=400)
+    scheduler = Scheduler(executor, window=1)
+    short, long = request([10], 150, limit=400), request(list(range(100, 400)), 1, limit=400)
+    scheduler.add([short, long])
+    scheduler.step()
+    executor.passes.clear()
+    for chunk in range(1, 75):
+        emissions = scheduler.step()
+        assert [emission.request for emission in emissions] == [short]
+        assert [each.q_len for each in executor.passes] == [[4], [1]]
+        executor.passes.clear()
+        assert scheduler.prefilling is not None and scheduler.prefilling.kv_len == 4 * chunk
+    assert long in {emission.request for emission in scheduler.step()}
+
+
+def test_a_prompt_under_way_moves_to_the_hole_before_it() -> None:
+    executor = SimulatedExecutor(3, max_num_tokens=4)
+    scheduler = Scheduler(executor, window=4)
+    first, second, third = request([20], 40), request([21], 40), request(list(range(30, 50)), 9)
+    scheduler.add([first, second, third])
+    for _ in range(4):
+        scheduler.step()
+    scheduler.cancel(first)
+    scheduler.step()
+    assert scheduler.running == [second] and scheduler.prefilling is not None and scheduler.prefilling.slot == 2
+    run(scheduler)
+    assert second.output == expected_output([21], 40)
+    assert third.output == expected_output(list(range(30, 50)), 9)
+
+
+@pytest.mark.parametrize("steps", range(8))
+def test_cancelled_anywhere(steps: int) -> None:
+    """While it waits, in the middle of its prompt, and while it decodes."""
+    scheduler = Scheduler(SimulatedExecutor(1, max_num_tokens=4), window=1)
+    before, one, after = request([10], 2), request(list(range(20, 32)), 50), request([11], 2)
+    scheduler.add([before, one, after])
+    for _ in range(steps):
+        scheduler.step()
+    scheduler.cancel(one)
+    output = one.output
+    emissions = scheduler.step()
+    assert one in scheduler.ended and one not in {emission.request for emission in emissions}
+    run(scheduler)
+    assert one.finish_reason == "cancelled"
+    assert one.output == output == expected_output(one.prompt, 50)[: len(output)]
+    assert after.output == expected_output([11], 2)
+    assert len(output) == max(0, 2 * (steps >= 4) + steps - 4)
+
+
+def test_an_ended_request_cannot_be_cancelled() -> None:
+    scheduler = Scheduler(SimulatedExecutor(1), window=4)
+    one = request([10], 3)
+    scheduler.add([one])
+    run(scheduler)
+    scheduler.cancel(one)
+    scheduler.step()
+    assert one.finish_reason == "length" and scheduler.ended == []
+
+
+def test_deadlines_end_what_waits_and_what_runs() -> None:
+    now = 0.0
+    scheduler = Scheduler(SimulatedExecutor(1), window=1, clock=lambda: now)
+    running, waiting, other = request([10], 50, deadline=5.0), request([11], 50, deadline=2.0), request([12], 2)
+    scheduler.add([running, waiting, other])
+    for now in (0.0, 1.0, 2.0, 3.0, 4.0):
+        assert scheduler.step()[0].request == running
+        assert scheduler.ended == ([waiting] if now == 2.0 else [])
+    output = running.output
+    now = 5.0
+    assert {emission.request for emission in scheduler.step()} == {other}
+    assert running.finish_reason == waiting.finish_reason == "deadline"
+    assert running.output == output and waiting.output == []
+
+
+def test_refuses_what_a_slot_cannot_hold() -> None:
+    scheduler = Scheduler(SimulatedExecutor(1, max_seq_len=32), window=4)
+    scheduler.add([request([10], 31)])
+    with pytest.raises(UserError, match="a request of up to 33 tokens does not fit the engine's max_seq_len of 32"):
+        scheduler.add([request([10], 32)])
+    run(scheduler)
+
+
+def test_a_hundred_thousand_requests_leave_nothing_behind() -> None:
+    """Four come for one that can be let in, so that most are late or cancelled while they wait, some while they run."""
+    now = 0.0
+    executor = SimulatedExecutor(8)
+    scheduler = Scheduler(executor, window=4, clock=lambda: now)
+    ended, served, objects, waited = 0, 0, [], 0
+    while now < 25_000 or not scheduler.idle:
+        if now < 25_000:
+            come = [request([10 + i], 1 + i, priority=i % 2, deadline=now + 50 * i + 2) for i in range(4)]
+            scheduler.add(come)
+            scheduler.cancel(come[int(now) % 4])
+        now += 1.0
+        scheduler.step()
+        executor.passes.clear()
+        ended += len(scheduler.ended)
+        served += sum(one.finish_reason == "length" for one in scheduler.ended)
+        waited = max(waited, len(scheduler.waiting))
+        if now % 5_000 == 0:
+            objects.append(len(gc.get_objects()))
+    assert ended == 100_000 and served > 20_000
+    assert waited < 600
+    assert max(objects) - min(objects) < 5_000, objects

@@ -1,0 +1,173 @@
+"""The scheduler under arrivals, cancellations, deadlines and steps in any order, against a model of what it owes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from dflash_trt.runtime.request import FinishReason, Request
+from dflash_trt.runtime.scheduler import Emission, Scheduler
+from tests.runtime.simulated_executor import SimulatedExecutor
+from tests.runtime.test_scheduler import expected_output, request
+
+MAX_TOKENS = 30
+
+
+@dataclass(eq=False)
+class Expected:
+    """What is known of a request without asking the scheduler."""
+
+    request: Request
+    arrival: int
+    alone: list[int]
+    emitted: list[int] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    is_reported: bool = False
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Every step is checked whole: who ran, in which slots, what came out and who ended."""
+
+    @initialize(
+        max_batch_size=st.integers(1, 4), window=st.integers(1, 4), chunk=st.integers(1, 6), reuse=st.booleans()
+    )
+    def start(self, max_batch_size: int, window: int, chunk: int, reuse: bool) -> None:
+        self.now = 0.0
+        self.executor = SimulatedExecutor(max_batch_size, max_num_tokens=chunk)
+        self.scheduler = Scheduler(self.executor, window, reuse_prefixes=reuse, clock=lambda: self.now)
+        self.all: list[Expected] = []
+        self.steps = 0
+
+    @rule(
+        start=st.integers(10, 13),
+        length=st.integers(1, 25),
+        max_tokens=st.integers(1, MAX_TOKENS),
+        priority=st.integers(-1, 1),
+        patience=st.none() | st.integers(0, 30),
+    )
+    def arrive(self, start: int, length: int, max_tokens: int, priority: int, patience: int | None) -> None:
+        self._add([start + 7 * i for i in range(length)], max_tokens, priority, patience)
+
+    @precondition(lambda self: self.all)
+    @rule(data=st.data(), more=st.integers(0, 6), max_tokens=st.integers(1, MAX_TOKENS))
+    def go_on(self, data: st.DataObject, more: int, max_tokens: int) -> None:
+        """A next turn: what a request has so far, cut anywhere, and more."""
+        tokens = data.draw(st.sampled_from(self.all)).request.tokens
+        cut = data.draw(st.integers(1, min(len(tokens), 50)))
+        self._add([*tokens[:cut], *range(20, 20 + more)], max_tokens, 0, None)
+
+    def _add(self, prompt: list[int], max_tokens: int, priority: int, patience: int | None) -> None:
+        deadline = None if patience is None else self.now + patience
+        arrival = len(self.all)
+        one = request(prompt, max_tokens, seed=arrival, priority=priority, deadline=deadline)
+        self.all.append(Expected(one, arrival, expected_output(prompt, max_tokens, seed=arrival)))
+        self.scheduler.add([one])
+
+    @precondition(lambda self: self.all)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        one = data.draw(st.sampled_from(self.all))
+        if one.finish_reason is None:
+            one.finish_reason = "cancelled"
+        self.scheduler.cancel(one.request)
+
+    @rule(seconds=st.integers(1, 5))
+    def wait(self, seconds: int) -> None:
+        self.now += seconds
+
+    @rule()
+    def step(self) -> None:
+        self.steps += 1
+        for one in self.all:
+            deadline = one.request.deadline
+            if one.finish_reason is None and deadline is not None and self.now >= deadline:
+                one.finish_reason = "deadline"
+        in_slots = {id(each) for each in self.scheduler.running}
+        running = [one for one in self.all if id(one.request) in in_slots and one.finish_reason is None]
+        turn = self._turn(in_slots)
+        self.executor.passes.clear()
+        emissions = self.scheduler.step()
+        self._take(emissions)
+        self._check_passes(running, turn, emissions)
+        self._check_ended()
+
+    def _turn(self, in_slots: set[int]) -> Expected | None:
+        """Whose prompt runs next, if any."""
+        open_ones = [one for one in self.all if one.finish_reason is None and id(one.request) not in in_slots]
+        under_way = self.scheduler.prefilling
+        for one in open_ones:
+            if under_way is not None and one.request is under_way.request:
+                return one
+        if sum(one.finish_reason is None for one in self.all) - len(open_ones) == self.executor.max_batch_size:
+            return None
+        return min(open_ones, key=lambda one: (one.request.priority, one.arrival), default=None)
+
+    def _take(self, emissions: list[Emission]) -> None:
+        for emission in emissions:
+            one = next(one for one in self.all if one.request is emission.request)
+            assert one.finish_reason is None, "emits after its end"
+            one.emitted.append(emission.token)
+            if len(one.emitted) == len(one.alone):
+                one.finish_reason = one.request.finish_reason
+                assert one.finish_reason in ("stop", "length")
+
+    def _check_passes(self, running: list[Expected], turn: Expected | None, emissions: list[Emission]) -> None:
+        """One chunk of whose turn it is, one pass of everything that decodes, and nothing else."""
+        passes = self.executor.passes
+        emitted = [emission.request for emission in emissions]
+        decoding = len(running)
+        if turn is not None:
+            chunk = passes.pop(0)
+            assert len(chunk.slots) == 1 and decoding <= chunk.slots[0] < self.executor.max_batch_size
+            assert chunk.q_len[0] <= self.executor.max_num_tokens
+            under_way = self.scheduler.prefilling
+            assert turn.request in emitted or (under_way is not None and under_way.request is turn.request)
+            first = len(turn.emitted) > 0
+            decoding += first and (emitted.count(turn.request) > 1 or turn.finish_reason is None)
+        assert [each.slots for each in passes] == ([list(range(decoding))] if decoding else [])
+        assert all(one.request in emitted for one in running), "a running request did not advance"
+
+    def _check_ended(self) -> None:
+        ended = {one for one in self.all if one.finish_reason is not None and not one.is_reported}
+        assert len(self.scheduler.ended) == len(ended)
+        assert {id(one) for one in self.scheduler.ended} == {id(one.request) for one in ended}
+        for one in ended:
+            one.is_reported = True
+
+    @invariant()
+    def outputs_are_those_of_the_request_alone(self) -> None:
+        for one in getattr(self, "all", []):
+            assert one.request.output == one.emitted == one.alone[: len(one.emitted)]
+            assert one.request.finish_reason == one.finish_reason or one.finish_reason is None
+
+    @invariant()
+    def caches_hold_what_is_kept(self) -> None:
+        if not hasattr(self, "all"):
+            return
+        under_way = self.scheduler.prefilling
+        for slot, tokens in self.scheduler.kept.tokens.items():
+            assert len(self.scheduler.running) <= slot < self.executor.max_batch_size
+            assert under_way is None or slot != under_way.slot
+            for caches in (self.executor.target, self.executor.drafter):
+                assert caches[slot][: len(tokens)] == tokens
+        assert 0 <= self.scheduler.prefix_hits <= self.scheduler.prefix_queries
+
+    def teardown(self) -> None:
+        """Everything ends, in no more steps than its chunks and tokens."""
+        if not hasattr(self, "all"):
+            return
+        left = sum(len(one.request.prompt) + len(one.alone) + 1 for one in self.all if not one.is_reported)
+        for _ in range(left):
+            if not self.scheduler.idle:
+                self.step()
+        assert self.scheduler.idle
+        assert not self.scheduler.running and self.scheduler.prefilling is None and len(self.scheduler.waiting) == 0
+        assert all(one.is_reported for one in self.all)
+        assert all(one.emitted == one.alone for one in self.all if one.finish_reason in ("stop", "length"))
+
+
+SchedulerMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=60)
+TestScheduler = SchedulerMachine.TestCase
