@@ -23,8 +23,8 @@ from dflash_trt.engine.tensorrt_api import load_tensorrt
 from dflash_trt.engine.tensorrt_build import build_plan
 from dflash_trt.errors import UserError
 from dflash_trt.models.pair import Pair, load_pair
-from dflash_trt.plugins.kernel import SHARED_MEMORY
 from dflash_trt.plugins.heads import HEAD_DIMS
+from dflash_trt.plugins.kernel import SHARED_MEMORY
 from tests.tensorrt_engines import OPTIONS, TensorRTEngines
 
 QFORMATS: dict[Feature, str] = {"FP8": "fp8", "NVFP4": "nvfp4", "W4A16_NVFP4": "w4a16_nvfp4"}
