@@ -2,8 +2,8 @@
 
     python benchmarks/build.py
 
-All 36 layers with taps, embedding and head, and the 5 layers of its drafter; packed weights are random bytes, so that
-nothing of them can be compressed. `dflash-trt build` runs as a user would run it; its memory and that of its workers is
+All 36 layers with taps, embedding and head, and the 5 layers of its drafter; packed weights are one block of
+random bytes, repeated from another place for each tensor. `dflash-trt build` runs as a user would run it; its memory and that of its workers is
 read five times a second, what the process allocated apart from files that are mapped and can be read again. Needs 20 GB
 of disk. Writes the table of docs/performance.md to stdout.
 """
@@ -25,6 +25,7 @@ from typing import Any
 import click
 import psutil
 import torch
+from shapes import qwen3_8b
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from dflash_trt.checkpoint.quantization_config import QuantizationConfig
@@ -47,23 +48,6 @@ class Peak:
 
     allocated: int = 0
     mapped: int = 0
-
-
-def qwen3(layers: int, vocab_size: int) -> Qwen3Config:
-    """Qwen3-8B with another number of layers and tokens."""
-    return Qwen3Config(
-        vocab_size=vocab_size,
-        hidden_size=4096,
-        intermediate_size=12288,
-        num_hidden_layers=layers,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=40960,
-        tie_word_embeddings=False,
-        architectures=["Qwen3ForCausalLM"],
-        dtype="bfloat16",
-    )
 
 
 def tensors_of_target(config: Qwen3Config) -> dict[str, tuple[int, ...]]:
@@ -128,7 +112,7 @@ def _repeated(values: torch.Tensor, spec: TensorSpec, index: int) -> torch.Tenso
 
 def write_pair(directory: Path, layers: int, vocab_size: int) -> None:
     """Write target and drafter."""
-    config = qwen3(layers, vocab_size)
+    config = qwen3_8b(layers, vocab_size)
     shapes = tensors_of_target(config)
     target = {**config.to_dict(), "torch_dtype": "bfloat16"}
     write_checkpoint(directory / "target", target, shapes, ("lm_head",))

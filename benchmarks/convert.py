@@ -26,6 +26,7 @@ import click
 import torch
 from rich.console import Console
 from rich.progress import track
+from shapes import qwen3_8b
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from dflash_trt.checkpoint.safetensors_writer import TensorSpec, write_safetensors
@@ -66,22 +67,6 @@ class Run:
 
     seconds: float
     peak_bytes: int
-
-
-def qwen3(layers: int, vocab_size: int) -> Qwen3Config:
-    """Qwen3-8B's shapes, with another number of layers and tokens."""
-    return Qwen3Config(
-        vocab_size=vocab_size,
-        hidden_size=4096,
-        intermediate_size=12288,
-        num_hidden_layers=layers,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=128,
-        tie_word_embeddings=False,
-        architectures=["Qwen3ForCausalLM"],
-        dtype="bfloat16",
-    )
 
 
 def write_checkpoint(directory: Path, config: Qwen3Config) -> int:
@@ -149,8 +134,8 @@ def main(threads: int, layers: int, slice_layers: int, repeats: int, directory: 
     """Measure and print."""
     with tempfile.TemporaryDirectory(dir=directory) as work:
         whole, part, output = Path(work) / "whole", Path(work) / "slice", Path(work) / "output"
-        whole_bytes = write_checkpoint(whole, qwen3(layers, vocab_size=151936))
-        part_bytes = write_checkpoint(part, qwen3(slice_layers, vocab_size=16384))
+        whole_bytes = write_checkpoint(whole, qwen3_8b(layers, vocab_size=151936))
+        part_bytes = write_checkpoint(part, qwen3_8b(slice_layers, vocab_size=16384))
         runs: dict[str, list[Any]] = {"cp": [], "ours": [], "ours, slice": [], "ModelOpt, slice": []}
         for _ in track(range(repeats), "measuring", console=Console(stderr=True)):
             runs["cp"].append(copy(whole, output))
