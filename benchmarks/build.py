@@ -2,10 +2,10 @@
 
     python benchmarks/build.py
 
-All 36 layers with taps, embedding and head, and the 5 layers of its drafter; packed weights are one block of
-random bytes, repeated from another place for each tensor. `dflash-trt build` runs as a user would run it; its memory and that of its workers is
-read five times a second, what the process allocated apart from files that are mapped and can be read again. Needs 20 GB
-of disk. Writes the table of docs/performance.md to stdout.
+All 36 layers with taps, embedding and head, and the 5 layers of its drafter; packed weights are one block of random
+bytes, repeated from another place for each tensor. `dflash-trt build` runs as a user would run it; its memory and that
+of its workers is read five times a second, what processes allocated apart from files that are mapped and can be read
+again. Needs 20 GB of disk. Writes the table of docs/performance.md to stdout.
 """
 
 from __future__ import annotations
