@@ -11,7 +11,7 @@ from dflash_trt.plugins.attention_partial import BlockAttention, block_attention
 from dflash_trt.plugins.gpus import MULTIPROCESSORS
 from dflash_trt.plugins.kernel import Kernel, cdiv
 from dflash_trt.plugins.kv_write_kernel import kv_write_kernel
-from dflash_trt.plugins.operation import Alias, Attributes, Operation, Output, Shapes, Types
+from dflash_trt.plugins.operation import Attributes, Operation, Output, Shapes, Types
 from dflash_trt.plugins.verify_kernels import CHUNK, verify_combine_kernel, verify_partial_kernel
 
 
@@ -35,10 +35,13 @@ KV_WRITE = Operation(
     ),
     outputs=("k_cache", "v_cache"),
     sizes=_kv_write_sizes,
-    describe=lambda shapes, types, attributes: {"k_cache": Alias("k_cache_in"), "v_cache": Alias("v_cache_in")},
+    describe=lambda shapes, types, attributes: {
+        name: Output(shapes[f"{name}_in"], types[f"{name}_in"]) for name in ("k_cache", "v_cache")
+    },
     configure=_kv_write_kernel,
     attributes={"eps": float, "has_norm": bool},
 )
+"""The caches that it is given are not read: an output at the address of one keeps the rows that are not written."""
 
 
 def _attention(shapes: Shapes, types: Types, attributes: Attributes) -> BlockAttention:
@@ -66,7 +69,7 @@ def _attention_sizes(shapes: Shapes, types: Types, attributes: Attributes) -> di
     return {"batch": batch, "rows": rows, "kv_heads": kv_heads, "positions": positions, "splits": splits}
 
 
-def _attention_outputs(shapes: Shapes, types: Types, attributes: Attributes) -> dict[str, Output | Alias]:
+def _attention_outputs(shapes: Shapes, types: Types, attributes: Attributes) -> dict[str, Output]:
     splits = _attention_sizes(shapes, types, attributes)["splits"]
     return {
         "partial": Output((splits, *shapes["q"]), torch.float32),

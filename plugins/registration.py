@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dflash_trt.plugins.operation import Alias, Attributes, Operation, Shapes, Types
+from dflash_trt.plugins.operation import Attributes, Operation, Shapes, Types
 from dflash_trt.plugins.operations import OPERATIONS
 
 NAMESPACE = "dflash"
@@ -32,8 +32,7 @@ def registered() -> Any:
     """TensorRT's namespace of the operations, `tensorrt.plugin.op.dflash`; the first call registers them.
 
     Each takes its input tensors in order, then all of its attributes by name and in order, `compute_capability` last,
-    and gives what `network.add_plugin(..., aot=True)` takes. Caches are written in place, for which the builder needs
-    `PreviewFeature.ALIASED_PLUGIN_IO_10_03`.
+    and gives what `network.add_plugin(..., aot=True)` takes.
     """
     import tensorrt.plugin as trtp
 
@@ -80,10 +79,7 @@ def _signed(function: Callable[..., Any], parameters: dict[str, Any], returns: A
 def _describe(trtp: Any, operation: Operation, inputs: dict[str, Any], attributes: Attributes) -> tuple[Any, ...]:
     outputs = operation.describe(_expressions(inputs), _types(inputs), attributes)
     return tuple(
-        inputs[output.input].aliased()
-        if isinstance(output, Alias)
-        else trtp.from_shape_expr(output.shape, _data_type(output.dtype))
-        for output in (outputs[name] for name in operation.outputs)
+        trtp.from_shape_expr(outputs[name].shape, _data_type(outputs[name].dtype)) for name in operation.outputs
     )
 
 

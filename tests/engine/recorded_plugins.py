@@ -15,7 +15,6 @@ from torch import Tensor
 from dflash_trt.plugins.block_attention import block_attention_reference
 from dflash_trt.plugins.kernel import pointer
 from dflash_trt.plugins.kv_write import kv_write_reference
-from dflash_trt.plugins.operation import Alias
 from dflash_trt.plugins.operations import OPERATIONS
 from dflash_trt.plugins.verify import verify_combine_reference, verify_partial_reference
 from tests.network_formats import torch_type
@@ -118,9 +117,8 @@ def _check(name: str, inputs: Sequence[trt.ITensor], attributes: dict[str, Any],
     assert len(described) == len(operation.outputs) == len(outputs)
     for key, (dtype, shape) in zip(operation.outputs, outputs, strict=True):
         output = described[key]
-        of_input = isinstance(output, Alias)
-        assert torch_type(dtype) == (types[output.input] if of_input else output.dtype)
-        assert len(shape) == len(shapes[output.input] if of_input else output.shape)
+        assert torch_type(dtype) == output.dtype
+        assert len(shape) == len(output.shape)
 
 
 COMPUTED: dict[str, tuple[Callable[[Sequence[trt.ITensor]], Outputs], Callable[..., Sequence[Tensor]]]] = {
