@@ -8,42 +8,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
+from dflash_trt.plugins.attention_shares import Shares
 from dflash_trt.plugins.e4m3 import e4m3_values
 from dflash_trt.plugins.gpus import SHARED_MEMORY
-from dflash_trt.plugins.kernel import Kernel, cdiv, pointer
-
-MOST_ROWS = 128
+from dflash_trt.plugins.kernel import Kernel, pointer
 
 
 @dataclass(frozen=True)
-class BlockAttention:
+class BlockAttention(Shares):  # type: ignore[misc]  # mypy does not see what is installed as dflash_trt.plugins
     """What the kernel is compiled for, and what its keys are split for."""
 
     dtype: torch.dtype
     cache_dtype: torch.dtype
     head_dim: int
-    ratio: int
-    """Query heads a KV head."""
     causal: bool
     window: int
     has_norm: bool
     eps: float
-    most_rows: int
-    """Rows a sequence that are taken together, if `ratio` leaves room; passes of more are taken in parts."""
     compute_capability: int
-    programs: int
-    """Thread blocks that keys are split for, where sequences and heads do not make as many."""
-
-    @property
-    def block_m(self) -> int:
-        """Rows of query heads that a program takes."""
-        return min(MOST_ROWS, max(16, int(triton.next_power_of_2(self.most_rows * self.ratio))))
 
     @property
     def block_n(self) -> int:
@@ -52,27 +39,15 @@ class BlockAttention:
         width = int(triton.next_power_of_2(self.head_dim)) * self.dtype.itemsize
         return min(64, max(16, (16384 if roomy else 8192) // width))
 
-    def splits(self, batch: Any, rows: Any, kv_heads: Any) -> Any:
-        """Parts that keys are split into: numbers, or TensorRT's symbolic expressions."""
-        whole = self.tiles(rows) * kv_heads * batch
-        return (whole + (self.programs - 1)) // whole
-
-    def tiles(self, rows: Any) -> Any:
-        """Programs that share the rows of a KV head."""
-        return cdiv(rows * self.ratio, self.block_m)
-
-
-def filling_programs(multiprocessors: int) -> int:
-    """Thread blocks that fill a GPU: two on each multiprocessor, so that one computes while one waits."""
-    return 2 * multiprocessors
-
 
 @cache
 def block_attention_partial_kernel(attention: BlockAttention) -> Kernel:
-    """`block_attention_partial`: partial [C, B, T, H, d] and lse [C, B, T, H], both float32.
+    """`block_attention_partial`: partial [N, M, d] and lse [N, M], both float32, of M = `block_m` rows of N programs.
 
-    Of each share of the keys the normalized sum of values, and the natural logarithm of the sum that it was divided by:
-    -inf where a row saw no key, and then `partial` may be anything.
+    Program ((split * B + sequence) * G + KV head) * tiles + tile leaves, of its share of the keys, the normalized sum
+    of values, and the natural logarithm of the sum that it was divided by: -inf where a row saw no key, and then
+    `partial` may be anything. Its row m is t * ratio + query head of the KV head's, counted from tile * M. N is
+    `room`: what lies past the programs that there are is not written.
     """
     # Before compute capability 8.9 there are no conversions from e4m3.
     coded = attention.cache_dtype == torch.float8_e4m3fn and attention.compute_capability < 89
@@ -174,7 +149,9 @@ def dflash_block_attention_partial(
 ):
     """`BLOCK_M` rows of a KV head against a share of the keys, `BLOCK_N` at a time."""
     # The last rows of a causal prefill see most: those programs start first.
-    first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
+    tiles = tl.num_programs(0)
+    tile = tiles - 1 - tl.program_id(0)
+    first_row = tile * BLOCK_M
     kv_head = tl.program_id(1) % kv_heads
     split = tl.program_id(1) // kv_heads
     sequence = tl.program_id(2)
@@ -247,7 +224,8 @@ def dflash_block_attention_partial(
     if SCALED:
         sums *= tl.load(v_scale)
     logarithm = tl.where(total == 0, float("-inf"), (maximum + tl.log2(divisor)) * 0.6931471805599453)
-    target = split.to(tl.int64) * batch * rows * (kv_heads * RATIO) + head
+    program = ((split * batch + sequence) * kv_heads + kv_head) * tiles + tile
+    target = program.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     tl.store(lse + target, logarithm, mask=row < rows * RATIO)
     written = live[:, None] & (column < HEAD_DIM)[None, :]
     tl.store(partial + target[:, None] * HEAD_DIM + column[None, :], sums, mask=written)

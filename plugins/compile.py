@@ -18,7 +18,8 @@ from rich.table import Column, Table
 
 from dflash_trt.errors import UserError
 from dflash_trt.plugins.attention_combine import block_attention_combine_kernel
-from dflash_trt.plugins.attention_partial import BlockAttention, block_attention_partial_kernel, filling_programs
+from dflash_trt.plugins.attention_partial import BlockAttention, block_attention_partial_kernel
+from dflash_trt.plugins.attention_shares import filling_programs
 from dflash_trt.plugins.gpus import MULTIPROCESSORS, SHARED_MEMORY
 from dflash_trt.plugins.kernel import Kernel
 from dflash_trt.plugins.kv_write_kernel import kv_write_kernel
