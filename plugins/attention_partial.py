@@ -60,7 +60,7 @@ def block_attention_partial_kernel(attention: BlockAttention) -> Kernel:
             **dict.fromkeys(("kv_len", "q_len", "slots"), "*i32"),
             **dict.fromkeys(("k_scale", "v_scale"), "*fp32"),
             **dict.fromkeys(("k_cache", "v_cache"), held),
-            **dict.fromkeys(("batch", "rows", "kv_heads", "positions", "splits"), "i32"),
+            **dict.fromkeys(("batch", "rows", "kv_heads", "cache_slots", "positions", "splits"), "i32"),
             **dict.fromkeys(("partial", "lse"), "*fp32"),
         },
         constants={
@@ -132,6 +132,7 @@ def dflash_block_attention_partial(
     batch,
     rows,
     kv_heads,
+    cache_slots,
     positions,
     splits,
     partial,
@@ -155,8 +156,10 @@ def dflash_block_attention_partial(
     kv_head = tl.program_id(1) % kv_heads
     split = tl.program_id(1) // kv_heads
     sequence = tl.program_id(2)
-    context = tl.load(kv_len + sequence)
-    count = tl.load(q_len + sequence)
+    # While TensorRT times kernels, lengths and slots are whatever there is in memory.
+    context = tl.minimum(tl.maximum(tl.load(kv_len + sequence), 0), positions)
+    count = tl.minimum(tl.maximum(tl.load(q_len + sequence), 0), rows)
+    slot = tl.minimum(tl.maximum(tl.load(slots + sequence), 0), cache_slots - 1)
 
     # Keys that any row of this program can see.
     first = context + first_row // RATIO
@@ -192,7 +195,7 @@ def dflash_block_attention_partial(
         scale *= tl.load(k_scale)
 
     column = tl.arange(0, WIDTH)
-    cached = (tl.load(slots + sequence).to(tl.int64) * kv_heads + kv_head) * positions * HEAD_DIM
+    cached = (slot.to(tl.int64) * kv_heads + kv_head) * positions * HEAD_DIM
     maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     sums = tl.zeros([BLOCK_M, WIDTH], tl.float32)

@@ -120,7 +120,7 @@ def launch_block_attention(
 ) -> Tensor:
     """`block_attention` by the kernels, on CUDA or in the interpreter."""
     batch, rows, heads, head_dim = q.shape
-    _, kv_heads, positions, _ = k_cache.shape
+    cache_slots, kv_heads, positions, _ = k_cache.shape
     splits = attention.splits(batch, rows, kv_heads)
     lse = q.new_empty((attention.room(batch, rows, kv_heads), attention.block_m), dtype=torch.float32)
     partial = lse.new_empty((*lse.shape, head_dim))
@@ -130,7 +130,7 @@ def launch_block_attention(
     k_scale, v_scale = (cos if tensor is None else tensor for tensor in (k_scale, v_scale))
     pointers = (q, q_norm, cos, sin, kv_len, q_len, slots, k_scale, v_scale, k_cache, v_cache)
     kernel = block_attention_partial_kernel(attention)
-    kernel.launch(*pointers, batch, rows, kv_heads, positions, splits, partial, lse)
+    kernel.launch(*pointers, batch, rows, kv_heads, cache_slots, positions, splits, partial, lse)
     kernel = block_attention_combine_kernel(q.dtype, head_dim, has_sinks=sinks is not None)
     sizes = (batch, rows, heads, kv_heads, attention.block_m, splits)
     kernel.launch(partial, lse, cos if sinks is None else sinks, q, *sizes, out)

@@ -70,9 +70,10 @@ def _attention_kernel(shapes: Shapes, types: Types, attributes: Attributes) -> K
 
 def _attention_sizes(shapes: Shapes, types: Types, attributes: Attributes) -> dict[str, Any]:
     batch, rows, _, _ = shapes["q"]
-    kv_heads, positions, _ = shapes["k_cache"][-3:]
+    cache_slots, kv_heads, positions, _ = shapes["k_cache"][-4:]
     splits = _shares(attributes).splits(batch, rows, kv_heads)
-    return {"batch": batch, "rows": rows, "kv_heads": kv_heads, "positions": positions, "splits": splits}
+    sizes = {"batch": batch, "rows": rows, "kv_heads": kv_heads}
+    return {**sizes, "cache_slots": cache_slots, "positions": positions, "splits": splits}
 
 
 def _attention_outputs(shapes: Shapes, types: Types, attributes: Attributes) -> dict[str, Output]:

@@ -24,7 +24,6 @@ _DATA_TYPES = {
     torch.int32: "INT32",
     torch.int64: "INT64",
 }
-_AUTOTUNE_NAMES = {"FLOAT": "FP32", "HALF": "FP16"}
 _TORCH_TYPES = {name: dtype for dtype, name in _DATA_TYPES.items()}
 
 
@@ -43,29 +42,25 @@ def registered() -> Any:
 
 
 def register(trtp: Any, operation: Operation) -> None:
-    """Register one operation with `tensorrt.plugin`, which looks at signatures: they are made from the declaration."""
+    """Register one operation with `tensorrt.plugin`, which looks at signatures: they are made from the declaration.
+
+    It takes tensors of the types that a network gives it, and linear, as TensorRT has it where nothing else is said.
+    """
     plugin_id = f"{NAMESPACE}::{operation.name}"
     attributes = {**operation.attributes, "compute_capability": int}
     taken = {**dict.fromkeys(operation.inputs, trtp.TensorDesc), **attributes}
     descriptors = tuple.__class_getitem__((trtp.TensorDesc,) * len(operation.outputs))
     implementation = tuple[str, str, trtp.KernelLaunchParams, trtp.SymIntExprs]
-    count = len(operation.inputs)
 
     def describe(*values: Any, **named: Any) -> Any:
         inputs = dict(zip(taken, values, strict=False))
         return _describe(trtp, operation, inputs, named)
-
-    def autotune(*values: Any) -> Any:
-        descs = [*values[:count], *values[-1]]
-        types = (_AUTOTUNE_NAMES.get(desc.dtype.name, desc.dtype.name) for desc in descs)
-        return [trtp.AutoTuneCombination(", ".join(types), "LINEAR")]
 
     def implement(*values: Any) -> Any:
         named = dict(zip(taken, values, strict=False))
         return _implement(trtp, operation, {name: named.pop(name) for name in operation.inputs}, named)
 
     trtp.register(plugin_id)(_signed(describe, taken, descriptors))
-    trtp.autotune(plugin_id)(_signed(autotune, {**taken, "outputs": descriptors}, list[trtp.AutoTuneCombination]))
     trtp.aot_impl(plugin_id)(_signed(implement, {**taken, "outputs": descriptors, "tactic": int}, implementation))
 
 

@@ -281,7 +281,7 @@ def test_splits_share_the_keys_that_there_are(length: int) -> None:
     partial, lse = torch.full((room, block, 32), torch.nan), torch.full((room, block), torch.nan)
     # Without a norm or scales: the kernel does not read those.
     pointers = [given.cos if each is None else each for each in given.tensors()[:-1]]
-    block_attention_partial_kernel(configuration).launch(*pointers, 1, 4, 2, 320, splits, partial, lse)
+    block_attention_partial_kernel(configuration).launch(*pointers, 1, 4, 2, 2, 320, splits, partial, lse)
     assert partial[-1].isnan().all() and lse[-1].isnan().all()
 
     def by_row(x: Tensor) -> Tensor:
@@ -299,6 +299,18 @@ def test_splits_share_the_keys_that_there_are(length: int) -> None:
     combine = block_attention_combine_kernel(torch.float32, 32, has_sinks=False)
     combine.launch(partial, lse, given.cos, given.q, 1, 4, 4, 2, block, splits, result)
     torch.testing.assert_close(result[0, :3].double(), out, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("bogus", [-(2**31), -1, 12, 2**31 - 1])
+@pytest.mark.parametrize("name", ["kv_len", "q_len", "slots"])
+def test_whatever_stands_in_memory_reads_no_other(name: str, bogus: int) -> None:
+    """TensorRT times kernels with it; the sequence beside is what it is, and the interpreter's memory is the process's."""
+    where = [(3, 2, 1), (9, 3, 0)]
+    given = random_pass(torch.float32, 16, where, rows=3, ratio=2, positions=12, causal=False)
+    expected = given.attended(interpret=True)
+    vars(given)[name][0] = bogus
+    assert torch.equal(given.attended(interpret=True, programs=4).isfinite().all(), torch.tensor(True))
+    torch.testing.assert_close(given.attended(interpret=True)[1], expected[1])
 
 
 def test_what_is_no_number_is_not_hidden() -> None:
