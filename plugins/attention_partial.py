@@ -35,9 +35,30 @@ class BlockAttention(Shares):  # type: ignore[misc]  # mypy does not see what is
     @property
     def block_n(self) -> int:
         """Keys that it takes at a time."""
-        roomy = SHARED_MEMORY[self.compute_capability] > 99
-        width = int(triton.next_power_of_2(self.head_dim)) * self.dtype.itemsize
-        return min(64, max(16, (16384 if roomy else 8192) // width))
+        if self._leaves_no_room_for_barriers:
+            return 16
+        return min(64, max(16, (16384 if self._is_roomy else 8192) // self._width))
+
+    @property
+    def num_stages(self) -> int:
+        """Blocks of keys and values that are under way at once, and one that is used."""
+        return 3 if self._is_roomy or self._leaves_no_room_for_barriers else 2
+
+    @property
+    def _width(self) -> int:
+        """Bytes of a head."""
+        return int(triton.next_power_of_2(self.head_dim)) * self.dtype.itemsize
+
+    @property
+    def _is_roomy(self) -> bool:
+        return SHARED_MEMORY[self.compute_capability] > 99 and not self.ahead_of_time
+
+    @property
+    def _leaves_no_room_for_barriers(self) -> bool:
+        """Queries, and two blocks of 32 keys and values in 16 bits, are all that TensorRT's kernels have; the matrix
+        units of compute capability 10 have barriers in memory beside them."""
+        is_whole = self.cache_dtype == self.dtype and self._width == 256
+        return self.ahead_of_time and self.compute_capability in (100, 103) and is_whole
 
 
 @cache
@@ -77,7 +98,7 @@ def block_attention_partial_kernel(attention: BlockAttention) -> Kernel:
         },
         grid=lambda s: (attention.tiles(s["rows"]), s["kv_heads"] * s["splits"], s["batch"]),
         num_warps=8 if attention.block_m > 64 else 4,
-        num_stages=3 if SHARED_MEMORY[attention.compute_capability] > 99 else 2,
+        num_stages=attention.num_stages,
     )
 
 

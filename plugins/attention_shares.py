@@ -10,6 +10,7 @@ import triton
 from dflash_trt.plugins.kernel import cdiv
 
 MOST_ROWS = 128
+_MOST_ROWS_AHEAD_OF_TIME = 64
 
 
 @dataclass(frozen=True)
@@ -23,10 +24,14 @@ class Shares:
     programs: int
     """Thread blocks that keys are split for, where sequences and heads do not make as many."""
 
+    ahead_of_time: bool
+    """Whether TensorRT launches the kernel, and `AHEAD_OF_TIME_SHARED` is all that a program has."""
+
     @property
     def block_m(self) -> int:
         """Rows of query heads that a program takes."""
-        return min(MOST_ROWS, max(16, int(triton.next_power_of_2(self.most_rows * self.ratio))))
+        most = _MOST_ROWS_AHEAD_OF_TIME if self.ahead_of_time else MOST_ROWS
+        return min(most, max(16, int(triton.next_power_of_2(self.most_rows * self.ratio))))
 
     def tiles(self, rows: Any) -> Any:
         """Programs that share the rows of a KV head."""

@@ -99,6 +99,7 @@ def block_attention(
         most_rows=q.shape[1],
         compute_capability=_compute_capability(q),
         programs=programs or filling_programs(_multiprocessors(q)),
+        ahead_of_time=False,
     )
     return launch_block_attention(attention, *given, sinks)
 

@@ -47,7 +47,8 @@ KV_WRITE = Operation(
 
 def _shares(attributes: Attributes) -> Shares:
     programs = filling_programs(MULTIPROCESSORS[attributes["compute_capability"]])
-    return Shares(ratio=attributes["ratio"], most_rows=attributes["most_rows"], programs=programs)
+    ratio, most_rows = attributes["ratio"], attributes["most_rows"]
+    return Shares(ratio=ratio, most_rows=most_rows, programs=programs, ahead_of_time=True)
 
 
 def _attention(shapes: Shapes, types: Types, attributes: Attributes) -> BlockAttention:
@@ -57,6 +58,7 @@ def _attention(shapes: Shapes, types: Types, attributes: Attributes) -> BlockAtt
         cache_dtype=types["k_cache"],
         head_dim=shapes["q"][3],
         programs=_shares(attributes).programs,
+        ahead_of_time=True,
         **{name: attributes[name] for name in (*BLOCK_ATTENTION_PARTIAL.attributes, "compute_capability")},
     )
 

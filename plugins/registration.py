@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from dflash_trt.errors import UserError
+from dflash_trt.plugins.gpus import AHEAD_OF_TIME_SHARED
 from dflash_trt.plugins.operation import Attributes, Operation, Shapes, Types
 from dflash_trt.plugins.operations import OPERATIONS
 
@@ -84,6 +86,13 @@ def _implement(
     numbers = {name: tuple(desc.shape) for name, desc in inputs.items()}
     kernel = operation.kernel(numbers, _types(inputs), attributes)
     compiled = kernel.compile(attributes["compute_capability"])
+    if compiled.shared > AHEAD_OF_TIME_SHARED:
+        types = ", ".join(sorted({str(dtype).removeprefix("torch.") for dtype in _types(inputs).values()}))
+        raise UserError(
+            f"{operation.name} of {types} takes {compiled.shared} bytes of shared memory for"
+            f" sm{attributes['compute_capability']}, TensorRT gives {AHEAD_OF_TIME_SHARED}; bfloat16 and heads of up to"
+            " 128 take no more"
+        )
     sizes = operation.arguments(kernel, _expressions(inputs), _types(inputs), attributes)
     params = trtp.KernelLaunchParams()
     params.grid_x, params.grid_y, params.grid_z = kernel.grid(sizes)

@@ -73,6 +73,7 @@ class Pass:
                 "most_rows": self.q.shape[1],
                 "compute_capability": 90,
                 "programs": filling_programs(MULTIPROCESSORS[90]),
+                "ahead_of_time": False,
                 **changes,
             }
         )

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from dflash_trt.errors import UserError
 from dflash_trt.plugins.compile import configurations, main, parse
-from dflash_trt.plugins.gpus import SHARED_MEMORY
+from dflash_trt.plugins.gpus import AHEAD_OF_TIME_SHARED, SHARED_MEMORY
 from dflash_trt.plugins.kernel import Kernel
 
 CONFIGURATIONS = tuple(configurations(103))
@@ -45,9 +45,9 @@ def check(kernel: Kernel, compute_capability: int) -> None:
     compiled = kernel.compile(compute_capability)
     declared = ["u64" if kind.startswith("*") else "u32" for kind in kernel.parameters.values()]
     assert list(compiled.parameters) == declared
-    assert compiled.shared <= SHARED_MEMORY[compute_capability] * 1024
+    assert compiled.shared <= AHEAD_OF_TIME_SHARED
     assert compiled.registers * compiled.threads <= 65536
-    assert compiled.spills <= 64, f"{compiled.spills} bytes a thread"
+    assert compiled.spills <= (0 if "attention" in kernel.name else 64), f"{compiled.spills} bytes a thread"
 
 
 def run(*arguments: str) -> str:
