@@ -81,7 +81,7 @@ def test_the_command_prints_every_kernel_as_a_table(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("wrong", ["sm75", "103", "blackwell"])
 def test_a_gpu_without_kernels_is_refused_by_name(wrong: str) -> None:
-    with pytest.raises(UserError, match=rf"'{wrong}', it must be one of sm80, sm89, sm90, sm100, sm103, sm120"):
+    with pytest.raises(UserError, match=rf"'{wrong}', it must be one of sm80, sm86, sm89, sm90, sm100, sm103, sm120"):
         parse(wrong)
     result = CliRunner().invoke(main, ["--compute_capability", wrong])
     assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1
