@@ -19,7 +19,7 @@ def block_attention_combine_kernel(dtype: torch.dtype, head_dim: int, *, has_sin
         parameters={
             **dict.fromkeys(("partial", "lse", "sinks"), "*fp32"),
             "q": pointer(dtype),
-            **dict.fromkeys(("batch", "rows", "heads", "splits"), "i32"),
+            **dict.fromkeys(("batch", "rows", "heads", "kv_heads", "block_m", "splits"), "i32"),
             "out": pointer(dtype),
         },
         constants={
@@ -42,6 +42,8 @@ def dflash_block_attention_combine(
     batch,
     rows,
     heads,
+    kv_heads,
+    block_m,
     splits,
     out,
     HAS_SINKS: tl.constexpr,
@@ -51,7 +53,14 @@ def dflash_block_attention_combine(
 ):
     """One head of one row a program. `q` is not read: TensorRT passes it, whose shape and type the output has."""
     head = tl.program_id(0).to(tl.int64)
-    count = tl.num_programs(0).to(tl.int64)
+    # Where `block_attention_partial` left the head's row.
+    ratio = heads // kv_heads
+    tiles = tl.cdiv(rows * ratio, block_m)
+    kv_head = head % heads // ratio
+    row = head // heads % rows * ratio + head % ratio
+    group = head // (heads * rows) * kv_heads + kv_head
+    first = (group * tiles + row // block_m) * block_m + row % block_m
+    stride = batch.to(tl.int64) * kv_heads * tiles * block_m
     column = tl.arange(0, WIDTH)
     maximum = float("-inf")
     total = 0.0
@@ -61,7 +70,7 @@ def dflash_block_attention_combine(
     sums = tl.zeros([WIDTH], tl.float32)
     for start in range(0, splits, BLOCK):
         split = start + tl.arange(0, BLOCK)
-        place = split * count + head
+        place = split * stride + first
         weight = tl.load(lse + place, mask=split < splits, other=float("-inf"))
         saw = weight > float("-inf")
         higher = tl.maximum(maximum, tl.max(weight, axis=0))

@@ -8,71 +8,67 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
+from dflash_trt.plugins.attention_shares import Shares
 from dflash_trt.plugins.e4m3 import e4m3_values
 from dflash_trt.plugins.gpus import SHARED_MEMORY
-from dflash_trt.plugins.kernel import Kernel, cdiv, pointer
-
-MOST_ROWS = 128
+from dflash_trt.plugins.kernel import Kernel, pointer
 
 
 @dataclass(frozen=True)
-class BlockAttention:
+class BlockAttention(Shares):  # type: ignore[misc]  # mypy does not see what is installed as dflash_trt.plugins
     """What the kernel is compiled for, and what its keys are split for."""
 
     dtype: torch.dtype
     cache_dtype: torch.dtype
     head_dim: int
-    ratio: int
-    """Query heads a KV head."""
     causal: bool
     window: int
     has_norm: bool
     eps: float
-    most_rows: int
-    """Rows a sequence that are taken together, if `ratio` leaves room; passes of more are taken in parts."""
     compute_capability: int
-    programs: int
-    """Thread blocks that keys are split for, where sequences and heads do not make as many."""
-
-    @property
-    def block_m(self) -> int:
-        """Rows of query heads that a program takes."""
-        return min(MOST_ROWS, max(16, int(triton.next_power_of_2(self.most_rows * self.ratio))))
 
     @property
     def block_n(self) -> int:
         """Keys that it takes at a time."""
-        roomy = SHARED_MEMORY[self.compute_capability] > 99
-        width = int(triton.next_power_of_2(self.head_dim)) * self.dtype.itemsize
-        return min(64, max(16, (16384 if roomy else 8192) // width))
+        if self._leaves_no_room_for_barriers:
+            return 16
+        return min(64, max(16, (16384 if self._is_roomy else 8192) // self._width))
 
-    def splits(self, batch: Any, rows: Any, kv_heads: Any) -> Any:
-        """Parts that keys are split into: numbers, or TensorRT's symbolic expressions."""
-        whole = self.tiles(rows) * kv_heads * batch
-        return (whole + (self.programs - 1)) // whole
+    @property
+    def num_stages(self) -> int:
+        """Blocks of keys and values that are under way at once, and one that is used."""
+        return 3 if self._is_roomy or self._leaves_no_room_for_barriers else 2
 
-    def tiles(self, rows: Any) -> Any:
-        """Programs that share the rows of a KV head."""
-        return cdiv(rows * self.ratio, self.block_m)
+    @property
+    def _width(self) -> int:
+        """Bytes of a head."""
+        return int(triton.next_power_of_2(self.head_dim)) * self.dtype.itemsize
 
+    @property
+    def _is_roomy(self) -> bool:
+        return SHARED_MEMORY[self.compute_capability] > 99 and not self.ahead_of_time
 
-def filling_programs(multiprocessors: int) -> int:
-    """Thread blocks that fill a GPU: two on each multiprocessor, so that one computes while one waits."""
-    return 2 * multiprocessors
+    @property
+    def _leaves_no_room_for_barriers(self) -> bool:
+        """Queries, and two blocks of 32 keys and values in 16 bits, are all that TensorRT's kernels have; the matrix
+        units of compute capability 10 have barriers in memory beside them."""
+        is_whole = self.cache_dtype == self.dtype and self._width == 256
+        return self.ahead_of_time and self.compute_capability in (100, 103) and is_whole
 
 
 @cache
 def block_attention_partial_kernel(attention: BlockAttention) -> Kernel:
-    """`block_attention_partial`: partial [C, B, T, H, d] and lse [C, B, T, H], both float32.
+    """`block_attention_partial`: partial [N, M, d] and lse [N, M], both float32, of M = `block_m` rows of N programs.
 
-    Of each share of the keys the normalized sum of values, and the natural logarithm of the sum that it was divided by:
-    -inf where a row saw no key, and then `partial` may be anything.
+    Program ((split * B + sequence) * G + KV head) * tiles + tile leaves, of its share of the keys, the normalized sum
+    of values, and the natural logarithm of the sum that it was divided by: -inf where a row saw no key, and then
+    `partial` may be anything. Its row m is t * ratio + query head of the KV head's, counted from tile * M. N is
+    `room`: what lies past the programs that there are is not written.
     """
     # Before compute capability 8.9 there are no conversions from e4m3.
     coded = attention.cache_dtype == torch.float8_e4m3fn and attention.compute_capability < 89
@@ -85,7 +81,7 @@ def block_attention_partial_kernel(attention: BlockAttention) -> Kernel:
             **dict.fromkeys(("kv_len", "q_len", "slots"), "*i32"),
             **dict.fromkeys(("k_scale", "v_scale"), "*fp32"),
             **dict.fromkeys(("k_cache", "v_cache"), held),
-            **dict.fromkeys(("batch", "rows", "kv_heads", "positions", "splits"), "i32"),
+            **dict.fromkeys(("batch", "rows", "kv_heads", "cache_slots", "positions", "splits"), "i32"),
             **dict.fromkeys(("partial", "lse"), "*fp32"),
         },
         constants={
@@ -102,7 +98,7 @@ def block_attention_partial_kernel(attention: BlockAttention) -> Kernel:
         },
         grid=lambda s: (attention.tiles(s["rows"]), s["kv_heads"] * s["splits"], s["batch"]),
         num_warps=8 if attention.block_m > 64 else 4,
-        num_stages=3 if SHARED_MEMORY[attention.compute_capability] > 99 else 2,
+        num_stages=attention.num_stages,
     )
 
 
@@ -157,6 +153,7 @@ def dflash_block_attention_partial(
     batch,
     rows,
     kv_heads,
+    cache_slots,
     positions,
     splits,
     partial,
@@ -174,12 +171,16 @@ def dflash_block_attention_partial(
 ):
     """`BLOCK_M` rows of a KV head against a share of the keys, `BLOCK_N` at a time."""
     # The last rows of a causal prefill see most: those programs start first.
-    first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * BLOCK_M
+    tiles = tl.num_programs(0)
+    tile = tiles - 1 - tl.program_id(0)
+    first_row = tile * BLOCK_M
     kv_head = tl.program_id(1) % kv_heads
     split = tl.program_id(1) // kv_heads
     sequence = tl.program_id(2)
-    context = tl.load(kv_len + sequence)
-    count = tl.load(q_len + sequence)
+    # While TensorRT times kernels, lengths and slots are whatever there is in memory.
+    context = tl.minimum(tl.maximum(tl.load(kv_len + sequence), 0), positions)
+    count = tl.minimum(tl.maximum(tl.load(q_len + sequence), 0), rows)
+    slot = tl.minimum(tl.maximum(tl.load(slots + sequence), 0), cache_slots - 1)
 
     # Keys that any row of this program can see.
     first = context + first_row // RATIO
@@ -215,7 +216,7 @@ def dflash_block_attention_partial(
         scale *= tl.load(k_scale)
 
     column = tl.arange(0, WIDTH)
-    cached = (tl.load(slots + sequence).to(tl.int64) * kv_heads + kv_head) * positions * HEAD_DIM
+    cached = (slot.to(tl.int64) * kv_heads + kv_head) * positions * HEAD_DIM
     maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     sums = tl.zeros([BLOCK_M, WIDTH], tl.float32)
@@ -247,7 +248,8 @@ def dflash_block_attention_partial(
     if SCALED:
         sums *= tl.load(v_scale)
     logarithm = tl.where(total == 0, float("-inf"), (maximum + tl.log2(divisor)) * 0.6931471805599453)
-    target = split.to(tl.int64) * batch * rows * (kv_heads * RATIO) + head
+    program = ((split * batch + sequence) * kv_heads + kv_head) * tiles + tile
+    target = program.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     tl.store(lse + target, logarithm, mask=row < rows * RATIO)
     written = live[:, None] & (column < HEAD_DIM)[None, :]
     tl.store(partial + target[:, None] * HEAD_DIM + column[None, :], sums, mask=written)

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from dflash_trt.errors import UserError
 from dflash_trt.plugins.attention_combine import block_attention_combine_kernel
-from dflash_trt.plugins.attention_partial import BlockAttention, block_attention_partial_kernel, filling_programs
+from dflash_trt.plugins.attention_partial import BlockAttention, block_attention_partial_kernel
+from dflash_trt.plugins.attention_shares import filling_programs
 from dflash_trt.plugins.gpus import MULTIPROCESSORS, SHARED_MEMORY
 from dflash_trt.plugins.heads import check_heads, rms_norm, rotate
 from dflash_trt.plugins.shapes import require_shapes
@@ -98,6 +99,7 @@ def block_attention(
         most_rows=q.shape[1],
         compute_capability=_compute_capability(q),
         programs=programs or filling_programs(_multiprocessors(q)),
+        ahead_of_time=False,
     )
     return launch_block_attention(attention, *given, sinks)
 
@@ -119,19 +121,20 @@ def launch_block_attention(
 ) -> Tensor:
     """`block_attention` by the kernels, on CUDA or in the interpreter."""
     batch, rows, heads, head_dim = q.shape
-    _, kv_heads, positions, _ = k_cache.shape
+    cache_slots, kv_heads, positions, _ = k_cache.shape
     splits = attention.splits(batch, rows, kv_heads)
-    partial = q.new_empty((splits, *q.shape), dtype=torch.float32)
-    lse = q.new_empty((splits, *q.shape[:3]), dtype=torch.float32)
+    lse = q.new_empty((attention.room(batch, rows, kv_heads), attention.block_m), dtype=torch.float32)
+    partial = lse.new_empty((*lse.shape, head_dim))
     out = torch.empty_like(q)
     # What is unread needs an address all the same.
     q_norm = q if q_norm is None else q_norm
     k_scale, v_scale = (cos if tensor is None else tensor for tensor in (k_scale, v_scale))
     pointers = (q, q_norm, cos, sin, kv_len, q_len, slots, k_scale, v_scale, k_cache, v_cache)
     kernel = block_attention_partial_kernel(attention)
-    kernel.launch(*pointers, batch, rows, kv_heads, positions, splits, partial, lse)
+    kernel.launch(*pointers, batch, rows, kv_heads, cache_slots, positions, splits, partial, lse)
     kernel = block_attention_combine_kernel(q.dtype, head_dim, has_sinks=sinks is not None)
-    kernel.launch(partial, lse, cos if sinks is None else sinks, q, batch, rows, heads, splits, out)
+    sizes = (batch, rows, heads, kv_heads, attention.block_m, splits)
+    kernel.launch(partial, lse, cos if sinks is None else sinks, q, *sizes, out)
     return out
 
 

@@ -1,7 +1,7 @@
 """`python -m dflash_trt.plugins.compile`: every kernel compiled for a GPU, and what it takes there.
 
-It needs no GPU. Kernels are compiled as models make them: BF16 and FP8 caches, heads of 64 and 128, with and without
-what some models have. Greedy and sampled decoding are one kernel.
+It needs no GPU. Kernels are compiled as TensorRT launches them, and as models make them: BF16 and FP8 caches, heads of
+64 and 128, with and without what some models have. Greedy and sampled decoding are one kernel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from rich.table import Column, Table
 
 from dflash_trt.errors import UserError
 from dflash_trt.plugins.attention_combine import block_attention_combine_kernel
-from dflash_trt.plugins.attention_partial import BlockAttention, block_attention_partial_kernel, filling_programs
+from dflash_trt.plugins.attention_partial import BlockAttention, block_attention_partial_kernel
+from dflash_trt.plugins.attention_shares import filling_programs
 from dflash_trt.plugins.gpus import MULTIPROCESSORS, SHARED_MEMORY
 from dflash_trt.plugins.kernel import Kernel
 from dflash_trt.plugins.kv_write_kernel import kv_write_kernel
@@ -62,6 +63,7 @@ def configurations(compute_capability: int) -> dict[str, Kernel]:
                 most_rows=16,
                 compute_capability=compute_capability,
                 programs=filling_programs(MULTIPROCESSORS[compute_capability]),
+                ahead_of_time=True,
             )
             kernels[f"attention, {name}"] = block_attention_partial_kernel(attention)
         sliding = replace(attention, causal=False, window=4096)

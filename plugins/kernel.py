@@ -24,7 +24,7 @@ from dflash_trt.errors import UserError
 from dflash_trt.plugins.gpus import SHARED_MEMORY
 from dflash_trt.plugins.interpretation import interpret
 
-_PTX_VERSION = {80: 87, 89: 87, 90: 87, 100: 88, 103: 88, 120: 88}
+_PTX_VERSION = {80: 87, 86: 87, 89: 87, 90: 87, 100: 88, 103: 88, 120: 88}
 """Not the newest that Triton knows, so that a driver of CUDA 12.9 or later takes it; 8.8 is the first with sm_103."""
 
 Grid = tuple[Any, Any, Any]
@@ -140,7 +140,7 @@ class Kernel:
         """Compile ahead of time; no GPU is needed.
 
         Raises:
-            UserError: kernels are not compiled for that compute capability.
+            UserError: kernels are not compiled for that compute capability, or it has too little shared memory.
         """
         if compute_capability not in SHARED_MEMORY:
             known = ", ".join(f"sm{each}" for each in SHARED_MEMORY)
@@ -158,6 +158,12 @@ class Kernel:
         with triton.knobs.compilation.scope():
             triton.knobs.compilation.disable_line_info = True  # it names the files of this machine
             compiled = triton.compile(source, target=GPUTarget("cuda", compute_capability, 32), options=options)
+        shared, most = compiled.metadata.shared, SHARED_MEMORY[compute_capability] * 1024
+        if shared > most:
+            raise UserError(
+                f"{self.name} takes {shared} bytes of shared memory, sm{compute_capability} has {most}; it takes less"
+                " in 16 bits, with smaller heads or fewer rows"
+            )
         ptx = _without_scratch(compiled.asm["ptx"], len(self.parameters))
         registers, spills = _assemble(ptx, compute_capability)
         return CompiledKernel(
@@ -165,7 +171,7 @@ class Kernel:
             ptx=ptx,
             parameters=parameter_types(ptx),
             threads=compiled.metadata.num_warps * 32,
-            shared=compiled.metadata.shared,
+            shared=shared,
             registers=registers,
             spills=spills,
         )

@@ -75,8 +75,10 @@ def dflash_kv_write(
     row = (head // (kv_heads * layers)) % rows
     sequence = head // (kv_heads * layers * rows)
     position = tl.load(kv_len + sequence, mask=inside, other=0) + row
-    live = inside & (row < tl.load(q_len + sequence, mask=inside, other=0)) & (position < positions)
+    live = inside & (row < tl.load(q_len + sequence, mask=inside, other=0)) & (position >= 0) & (position < positions)
+    # While TensorRT times kernels, lengths and slots are whatever there is in memory.
     slot = tl.load(slots + sequence, mask=live, other=0)
+    live = live & (slot >= 0) & (slot < cache_slots)
 
     column = tl.arange(0, HALF)[None, :]
     mask = live[:, None] & (column < HEAD_DIM // 2)

@@ -22,17 +22,10 @@ Attributes = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Output:
-    """A tensor of its own that an operation gives."""
+    """A tensor that an operation gives."""
 
     shape: tuple[Any, ...]
     dtype: torch.dtype
-
-
-@dataclass(frozen=True)
-class Alias:
-    """An output that is one of the inputs, written in place."""
-
-    input: str
 
 
 @dataclass(frozen=True)
@@ -44,7 +37,7 @@ class Operation:
     outputs: tuple[str, ...]
     sizes: Callable[[Shapes, Types, Attributes], Mapping[str, Any]]
     """The int32 arguments of the kernel, by name and in order."""
-    describe: Callable[[Shapes, Types, Attributes], Mapping[str, Output | Alias]]
+    describe: Callable[[Shapes, Types, Attributes], Mapping[str, Output]]
     """Every output."""
     configure: Callable[[Shapes, Types, Attributes], Kernel]
     """The kernel. Shapes are numbers here, -1 where they change between calls; what they do not, may be constants."""

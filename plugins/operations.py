@@ -7,11 +7,12 @@ from typing import Any
 import torch
 
 from dflash_trt.plugins.attention_combine import block_attention_combine_kernel
-from dflash_trt.plugins.attention_partial import BlockAttention, block_attention_partial_kernel, filling_programs
+from dflash_trt.plugins.attention_partial import BlockAttention, block_attention_partial_kernel
+from dflash_trt.plugins.attention_shares import Shares, filling_programs
 from dflash_trt.plugins.gpus import MULTIPROCESSORS
 from dflash_trt.plugins.kernel import Kernel, cdiv
 from dflash_trt.plugins.kv_write_kernel import kv_write_kernel
-from dflash_trt.plugins.operation import Alias, Attributes, Operation, Output, Shapes, Types
+from dflash_trt.plugins.operation import Attributes, Operation, Output, Shapes, Types
 from dflash_trt.plugins.verify_kernels import CHUNK, verify_combine_kernel, verify_partial_kernel
 
 
@@ -35,10 +36,19 @@ KV_WRITE = Operation(
     ),
     outputs=("k_cache", "v_cache"),
     sizes=_kv_write_sizes,
-    describe=lambda shapes, types, attributes: {"k_cache": Alias("k_cache_in"), "v_cache": Alias("v_cache_in")},
+    describe=lambda shapes, types, attributes: {
+        name: Output(shapes[f"{name}_in"], types[f"{name}_in"]) for name in ("k_cache", "v_cache")
+    },
     configure=_kv_write_kernel,
     attributes={"eps": float, "has_norm": bool},
 )
+"""The caches that it is given are not read: an output at the address of one keeps the rows that are not written."""
+
+
+def _shares(attributes: Attributes) -> Shares:
+    programs = filling_programs(MULTIPROCESSORS[attributes["compute_capability"]])
+    ratio, most_rows = attributes["ratio"], attributes["most_rows"]
+    return Shares(ratio=ratio, most_rows=most_rows, programs=programs, ahead_of_time=True)
 
 
 def _attention(shapes: Shapes, types: Types, attributes: Attributes) -> BlockAttention:
@@ -47,7 +57,8 @@ def _attention(shapes: Shapes, types: Types, attributes: Attributes) -> BlockAtt
         dtype=types["q"],
         cache_dtype=types["k_cache"],
         head_dim=shapes["q"][3],
-        programs=filling_programs(MULTIPROCESSORS[attributes["compute_capability"]]),
+        programs=_shares(attributes).programs,
+        ahead_of_time=True,
         **{name: attributes[name] for name in (*BLOCK_ATTENTION_PARTIAL.attributes, "compute_capability")},
     )
 
@@ -61,17 +72,17 @@ def _attention_kernel(shapes: Shapes, types: Types, attributes: Attributes) -> K
 
 def _attention_sizes(shapes: Shapes, types: Types, attributes: Attributes) -> dict[str, Any]:
     batch, rows, _, _ = shapes["q"]
-    kv_heads, positions, _ = shapes["k_cache"][-3:]
-    splits = _attention(shapes, types, attributes).splits(batch, rows, kv_heads)
-    return {"batch": batch, "rows": rows, "kv_heads": kv_heads, "positions": positions, "splits": splits}
+    cache_slots, kv_heads, positions, _ = shapes["k_cache"][-4:]
+    splits = _shares(attributes).splits(batch, rows, kv_heads)
+    sizes = {"batch": batch, "rows": rows, "kv_heads": kv_heads}
+    return {**sizes, "cache_slots": cache_slots, "positions": positions, "splits": splits}
 
 
-def _attention_outputs(shapes: Shapes, types: Types, attributes: Attributes) -> dict[str, Output | Alias]:
-    splits = _attention_sizes(shapes, types, attributes)["splits"]
-    return {
-        "partial": Output((splits, *shapes["q"]), torch.float32),
-        "lse": Output((splits, *shapes["q"][:3]), torch.float32),
-    }
+def _attention_outputs(shapes: Shapes, types: Types, attributes: Attributes) -> dict[str, Output]:
+    batch, rows, _, head_dim = shapes["q"]
+    shares = _shares(attributes)
+    placed = shares.room(batch, rows, shapes["k_cache"][-3]), shares.block_m
+    return {"partial": Output((*placed, head_dim), torch.float32), "lse": Output(placed, torch.float32)}
 
 
 BLOCK_ATTENTION_PARTIAL = Operation(
@@ -91,22 +102,27 @@ BLOCK_ATTENTION_PARTIAL = Operation(
     },
 )
 """Caches are [slots, KV heads, positions, d], or that with one layer before. `ratio` is query heads a KV head; with
-`most_rows` it says how many splits there are, an output's dimension, so that expressions cannot give it."""
+`most_rows` it says how rows are shared, which outputs' dimensions depend on, so that expressions cannot give it."""
+
+
+def _combine_sizes(shapes: Shapes, types: Types, attributes: Attributes) -> dict[str, Any]:
+    batch, rows, heads, _ = shapes["q"]
+    shares, kv_heads = _shares(attributes), heads // attributes["ratio"]
+    splits = shares.splits(batch, rows, kv_heads)
+    sizes = {"batch": batch, "rows": rows, "heads": heads, "kv_heads": kv_heads}
+    return {**sizes, "block_m": shares.block_m, "splits": splits}
 
 
 BLOCK_ATTENTION_COMBINE = Operation(
     name="block_attention_combine",
     inputs=("partial", "lse", "sinks", "q"),
     outputs=("out",),
-    sizes=lambda shapes, types, attributes: {
-        **dict(zip(("batch", "rows", "heads"), shapes["q"][:3], strict=True)),
-        "splits": shapes["partial"][0],
-    },
+    sizes=_combine_sizes,
     describe=lambda shapes, types, attributes: {"out": Output(shapes["q"], types["q"])},
     configure=lambda shapes, types, attributes: block_attention_combine_kernel(
         types["q"], shapes["q"][3], has_sinks=attributes["has_sinks"]
     ),
-    attributes={"has_sinks": bool},
+    attributes={"has_sinks": bool, "ratio": int, "most_rows": int},
 )
 
 VERIFY_PARTIAL = Operation(

@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
-from dflash_trt.plugins.operation import Alias, Attributes, Operation, Shapes, Types
+from dflash_trt.errors import UserError
+from dflash_trt.plugins.gpus import AHEAD_OF_TIME_SHARED
+from dflash_trt.plugins.operation import Attributes, Operation, Shapes, Types
 from dflash_trt.plugins.operations import OPERATIONS
 
 NAMESPACE = "dflash"
@@ -24,7 +26,6 @@ _DATA_TYPES = {
     torch.int32: "INT32",
     torch.int64: "INT64",
 }
-_AUTOTUNE_NAMES = {"FLOAT": "FP32", "HALF": "FP16"}
 _TORCH_TYPES = {name: dtype for dtype, name in _DATA_TYPES.items()}
 
 
@@ -32,8 +33,7 @@ def registered() -> Any:
     """TensorRT's namespace of the operations, `tensorrt.plugin.op.dflash`; the first call registers them.
 
     Each takes its input tensors in order, then all of its attributes by name and in order, `compute_capability` last,
-    and gives what `network.add_plugin(..., aot=True)` takes. Caches are written in place, for which the builder needs
-    `PreviewFeature.ALIASED_PLUGIN_IO_10_03`.
+    and gives what `network.add_plugin(..., aot=True)` takes.
     """
     import tensorrt.plugin as trtp
 
@@ -44,29 +44,25 @@ def registered() -> Any:
 
 
 def register(trtp: Any, operation: Operation) -> None:
-    """Register one operation with `tensorrt.plugin`, which looks at signatures: they are made from the declaration."""
+    """Register one operation with `tensorrt.plugin`, which looks at signatures: they are made from the declaration.
+
+    It takes tensors of the types that a network gives it, and linear, as TensorRT has it where nothing else is said.
+    """
     plugin_id = f"{NAMESPACE}::{operation.name}"
     attributes = {**operation.attributes, "compute_capability": int}
     taken = {**dict.fromkeys(operation.inputs, trtp.TensorDesc), **attributes}
     descriptors = tuple.__class_getitem__((trtp.TensorDesc,) * len(operation.outputs))
     implementation = tuple[str, str, trtp.KernelLaunchParams, trtp.SymIntExprs]
-    count = len(operation.inputs)
 
     def describe(*values: Any, **named: Any) -> Any:
         inputs = dict(zip(taken, values, strict=False))
         return _describe(trtp, operation, inputs, named)
-
-    def autotune(*values: Any) -> Any:
-        descs = [*values[:count], *values[-1]]
-        types = (_AUTOTUNE_NAMES.get(desc.dtype.name, desc.dtype.name) for desc in descs)
-        return [trtp.AutoTuneCombination(", ".join(types), "LINEAR")]
 
     def implement(*values: Any) -> Any:
         named = dict(zip(taken, values, strict=False))
         return _implement(trtp, operation, {name: named.pop(name) for name in operation.inputs}, named)
 
     trtp.register(plugin_id)(_signed(describe, taken, descriptors))
-    trtp.autotune(plugin_id)(_signed(autotune, {**taken, "outputs": descriptors}, list[trtp.AutoTuneCombination]))
     trtp.aot_impl(plugin_id)(_signed(implement, {**taken, "outputs": descriptors, "tactic": int}, implementation))
 
 
@@ -80,10 +76,7 @@ def _signed(function: Callable[..., Any], parameters: dict[str, Any], returns: A
 def _describe(trtp: Any, operation: Operation, inputs: dict[str, Any], attributes: Attributes) -> tuple[Any, ...]:
     outputs = operation.describe(_expressions(inputs), _types(inputs), attributes)
     return tuple(
-        inputs[output.input].aliased()
-        if isinstance(output, Alias)
-        else trtp.from_shape_expr(output.shape, _data_type(output.dtype))
-        for output in (outputs[name] for name in operation.outputs)
+        trtp.from_shape_expr(outputs[name].shape, _data_type(outputs[name].dtype)) for name in operation.outputs
     )
 
 
@@ -93,6 +86,13 @@ def _implement(
     numbers = {name: tuple(desc.shape) for name, desc in inputs.items()}
     kernel = operation.kernel(numbers, _types(inputs), attributes)
     compiled = kernel.compile(attributes["compute_capability"])
+    if compiled.shared > AHEAD_OF_TIME_SHARED:
+        types = ", ".join(sorted({str(dtype).removeprefix("torch.") for dtype in _types(inputs).values()}))
+        raise UserError(
+            f"{operation.name} of {types} takes {compiled.shared} bytes of shared memory for"
+            f" sm{attributes['compute_capability']}, TensorRT gives {AHEAD_OF_TIME_SHARED}; bfloat16 and heads of up to"
+            " 128 take no more"
+        )
     sizes = operation.arguments(kernel, _expressions(inputs), _types(inputs), attributes)
     params = trtp.KernelLaunchParams()
     params.grid_x, params.grid_y, params.grid_z = kernel.grid(sizes)

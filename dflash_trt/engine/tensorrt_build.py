@@ -65,9 +65,7 @@ def build_plan(
     options.clear_flag(trt.BuilderFlag.TF32)  # float32 means float32; it is on by default
     for profile in bindings.profiles.values():
         options.add_optimization_profile(_profile(builder, bindings, profile))
-    if config.builder.uses_plugins:
-        options.set_preview_feature(trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, True)
-    else:  # the other builds for the GPU it runs on
+    if not config.builder.uses_plugins:  # the other builds for the GPU it runs on
         options.num_compute_capabilities = 1
         options.set_compute_capability(getattr(trt.ComputeCapability, f"SM{config.builder.gpu}"), 0)
     if timing is not None:

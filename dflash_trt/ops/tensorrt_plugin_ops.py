@@ -113,6 +113,7 @@ class PluginOps(TensorRTOps):
         """-> [B, T, H, d]."""
         assert isinstance(span, NetworkSpan) and q.rotary is not None and int(cache.keys.shape[0]) == 1
         rows = self.layers.shuffle(q.x, (0, 0, q.count, q.size))
+        shared = {"ratio": q.count // int(cache.keys.shape[2]), "most_rows": self._block_size}
         partial, lse = self._add_plugin(
             "block_attention_partial",
             [
@@ -132,11 +133,11 @@ class PluginOps(TensorRTOps):
             has_norm=q.norm is not None,
             causal=mask.causal,
             window=mask.window or 0,
-            ratio=q.count // int(cache.keys.shape[2]),
-            most_rows=self._block_size,
+            **shared,
         )
         sinks = self.layers.constant(torch.zeros(q.count))
-        return self._add_plugin("block_attention_combine", [partial, lse, sinks, rows], has_sinks=False)[0]
+        parts = [partial, lse, sinks, rows]
+        return self._add_plugin("block_attention_combine", parts, has_sinks=False, **shared)[0]
 
     def verify(
         self,

@@ -43,7 +43,9 @@ def test_caches_are_written_and_read(dtype: torch.dtype, size: int, fp8: bool) -
     kv_write(*given, *ours, eps=1e-6)
     kv_write_reference(*given, *expected, 1e-6)
     for cache, reference in zip(ours, expected, strict=True):
-        torch.testing.assert_close(cache.float(), reference.float(), rtol=0.13 if fp8 else 1e-2, atol=1e-3)
+        # A sum of two products that cancel may be off by a place of either.
+        rough = 1e-2 if dtype == torch.bfloat16 else 1e-3
+        torch.testing.assert_close(cache.float(), reference.float(), rtol=0.13 if fp8 else 1e-2, atol=rough)
     attended = (q, norm[0], *tables(size), kv_len, q_len, slots, scale, scale, expected[0][0], expected[1][0])
     for causal, window in ((True, 0), (False, 0), (True, 20), (False, 5)):
         result = block_attention(*attended, causal=causal, window=window, eps=1e-6)

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from dflash_trt.errors import UserError
 from dflash_trt.plugins.attention_combine import block_attention_combine_kernel
-from dflash_trt.plugins.attention_partial import BlockAttention, block_attention_partial_kernel, filling_programs
+from dflash_trt.plugins.attention_partial import BlockAttention, block_attention_partial_kernel
+from dflash_trt.plugins.attention_shares import Shares, filling_programs
 from dflash_trt.plugins.block_attention import block_attention, launch_block_attention
 from dflash_trt.plugins.gpus import MULTIPROCESSORS, SHARED_MEMORY
 
@@ -72,6 +73,7 @@ class Pass:
                 "most_rows": self.q.shape[1],
                 "compute_capability": 90,
                 "programs": filling_programs(MULTIPROCESSORS[90]),
+                "ahead_of_time": False,
                 **changes,
             }
         )
@@ -275,20 +277,41 @@ def test_splits_share_the_keys_that_there_are(length: int) -> None:
     configuration = given.configuration(programs=14)
     splits = configuration.splits(1, 4, 2)
     assert splits == 7
-    partial, lse = torch.full((splits, *given.q.shape), torch.nan), torch.full((splits, 1, 4, 4), torch.nan)
+    room, block = configuration.room(1, 4, 2), configuration.block_m
+    assert (room, block) == (15, 16), "one program more than there are"
+    partial, lse = torch.full((room, block, 32), torch.nan), torch.full((room, block), torch.nan)
     # Without a norm or scales: the kernel does not read those.
     pointers = [given.cos if each is None else each for each in given.tensors()[:-1]]
-    block_attention_partial_kernel(configuration).launch(*pointers, 1, 4, 2, 320, splits, partial, lse)
-    saw = lse[:, 0, :3].isfinite()
-    assert (lse[:, 0, :3][~saw] == -torch.inf).all()
+    block_attention_partial_kernel(configuration).launch(*pointers, 1, 4, 2, 2, 320, splits, partial, lse)
+    assert partial[-1].isnan().all() and lse[-1].isnan().all()
+
+    def by_row(x: Tensor) -> Tensor:
+        """Splits, KV heads and rows of the 2 heads of each -> splits, rows that count, heads."""
+        return x[:-1, :8].unflatten(0, (splits, 2)).unflatten(2, (4, 2)).transpose(1, 2).flatten(2, 3)[:, :3]
+
+    seen, parts = by_row(lse), by_row(partial)
+    saw = seen.isfinite()
+    assert (seen[~saw] == -torch.inf).all()
     assert saw.flatten(1).any(1).sum() == {0: 1, 5: 1, 300: 5}[length], "64 keys each"
-    assert torch.equal(partial[:, 0, :3].isfinite().all(-1), saw)
+    assert torch.equal(parts.isfinite().all(-1), saw)
     out, expected = exact(given, 0)
-    torch.testing.assert_close(lse[:, 0, :3].double().logsumexp(0), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(seen.double().logsumexp(0), expected, rtol=1e-5, atol=1e-5)
     result = torch.empty_like(given.q)
     combine = block_attention_combine_kernel(torch.float32, 32, has_sinks=False)
-    combine.launch(partial, lse, given.cos, given.q, 1, 4, 4, splits, result)
+    combine.launch(partial, lse, given.cos, given.q, 1, 4, 4, 2, block, splits, result)
     torch.testing.assert_close(result[0, :3].double(), out, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("bogus", [-(2**31), -1, 12, 2**31 - 1])
+@pytest.mark.parametrize("name", ["kv_len", "q_len", "slots"])
+def test_whatever_stands_in_memory_reads_no_other(name: str, bogus: int) -> None:
+    """TensorRT times kernels with it; the sequence beside is what it is, and the interpreter's memory is the process's."""
+    where = [(3, 2, 1), (9, 3, 0)]
+    given = random_pass(torch.float32, 16, where, rows=3, ratio=2, positions=12, causal=False)
+    expected = given.attended(interpret=True)
+    vars(given)[name][0] = bogus
+    assert torch.equal(given.attended(interpret=True, programs=4).isfinite().all(), torch.tensor(True))
+    torch.testing.assert_close(given.attended(interpret=True)[1], expected[1])
 
 
 def test_what_is_no_number_is_not_hidden() -> None:
@@ -327,6 +350,18 @@ def test_one_long_sequence_fills_a_gpu_and_many_are_not_split() -> None:
     assert configuration.splits(8, 16, 8) == 5
     assert configuration.splits(64, 16, 8) == 1
     assert configuration.splits(1, 2048, 8) == 1
+
+
+@given(
+    st.builds(Shares, ratio=st.integers(1, 16), most_rows=st.integers(1, 32), programs=st.integers(1, 400)),
+    *[st.integers(1, 300)] * 2,
+    st.integers(1, 16),
+)
+def test_there_is_room_for_every_program_and_more_for_more(shares: Shares, batch: int, rows: int, heads: int) -> None:
+    """Memory is reserved for the largest batch, of which keys are split least."""
+    room = shares.room(batch, rows, heads)
+    assert shares.splits(batch, rows, heads) * shares.tiles(rows) * heads * batch <= room
+    assert room <= shares.room(batch + 1, rows, heads) and room <= shares.room(batch, rows + 1, heads)
 
 
 @pytest.mark.parametrize("compute_capability", SHARED_MEMORY)

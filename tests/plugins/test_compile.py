@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from dflash_trt.errors import UserError
 from dflash_trt.plugins.compile import configurations, main, parse
-from dflash_trt.plugins.gpus import SHARED_MEMORY
+from dflash_trt.plugins.gpus import AHEAD_OF_TIME_SHARED, SHARED_MEMORY
 from dflash_trt.plugins.kernel import Kernel
 
 CONFIGURATIONS = tuple(configurations(103))
@@ -45,9 +45,9 @@ def check(kernel: Kernel, compute_capability: int) -> None:
     compiled = kernel.compile(compute_capability)
     declared = ["u64" if kind.startswith("*") else "u32" for kind in kernel.parameters.values()]
     assert list(compiled.parameters) == declared
-    assert compiled.shared <= SHARED_MEMORY[compute_capability] * 1024
+    assert compiled.shared <= AHEAD_OF_TIME_SHARED
     assert compiled.registers * compiled.threads <= 65536
-    assert compiled.spills <= 64, f"{compiled.spills} bytes a thread"
+    assert compiled.spills <= (0 if "attention" in kernel.name else 64), f"{compiled.spills} bytes a thread"
 
 
 def run(*arguments: str) -> str:
@@ -81,7 +81,7 @@ def test_the_command_prints_every_kernel_as_a_table(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("wrong", ["sm75", "103", "blackwell"])
 def test_a_gpu_without_kernels_is_refused_by_name(wrong: str) -> None:
-    with pytest.raises(UserError, match=rf"'{wrong}', it must be one of sm80, sm89, sm90, sm100, sm103, sm120"):
+    with pytest.raises(UserError, match=rf"'{wrong}', it must be one of sm80, sm86, sm89, sm90, sm100, sm103, sm120"):
         parse(wrong)
     result = CliRunner().invoke(main, ["--compute_capability", wrong])
     assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1

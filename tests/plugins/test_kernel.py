@@ -78,7 +78,7 @@ def test_scratch_memory_that_is_read_is_refused() -> None:
 
 
 def test_an_unknown_compute_capability_is_refused() -> None:
-    with pytest.raises(UserError, match="sm75; there are sm80, sm89"):
+    with pytest.raises(UserError, match="sm75; there are sm80, sm86, sm89"):
         largest().compile(75)
 
 

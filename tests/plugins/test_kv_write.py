@@ -157,6 +157,18 @@ def test_nothing_else_is_written(written: Pass) -> None:
             assert torch.equal(cache.float().isfinite(), touched)
 
 
+@pytest.mark.parametrize("bogus", [-(2**31), -30, -1, 24, 2**31 - 1])
+@pytest.mark.parametrize("name", ["kv_len", "slots"])
+def test_whatever_stands_in_memory_writes_nowhere(name: str, bogus: int) -> None:
+    """TensorRT times kernels with it. A negative slot or position would be before the cache, or in another slot."""
+    given_ = random_pass(torch.float32, 16, [(3, 1, 1), (5, 1, 2)], rows=1, layers=2)
+    vars(given_)[name][0] = bogus
+    written = given_.written(interpret=True)
+    expected = Pass(**{**vars(given_), "q_len": ints([0, 1])}).written(interpret=True)
+    for actual, cache in zip(written, expected, strict=True):
+        assert torch.equal(actual, cache)
+
+
 @pytest.mark.parametrize("has_norm", [False, True])
 @pytest.mark.parametrize("fp8_cache", [False, True])
 def test_the_reference_is_what_models_write(fp8_cache: bool, has_norm: bool) -> None:
