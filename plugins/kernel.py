@@ -140,7 +140,7 @@ class Kernel:
         """Compile ahead of time; no GPU is needed.
 
         Raises:
-            UserError: kernels are not compiled for that compute capability, or it has too little shared memory for this.
+            UserError: kernels are not compiled for that compute capability, or it has too little shared memory.
         """
         if compute_capability not in SHARED_MEMORY:
             known = ", ".join(f"sm{each}" for each in SHARED_MEMORY)
