@@ -55,6 +55,35 @@ def test_caches_are_written_and_read(dtype: torch.dtype, size: int, fp8: bool) -
             torch.testing.assert_close(result[row, :count], reference[row, :count], rtol=tolerance, atol=tolerance)
 
 
+def test_a_cache_of_more_than_two_billion_elements() -> None:
+    """The last slot's rows, a hundred thousand deep, are addressed in 64 bits."""
+    slots, heads, positions, size, context = 64, 8, 100_000, 128, 99_000
+    shape = (1, slots, heads, positions, size)
+    if torch.cuda.mem_get_info()[0] < 2.5 * torch.Size(shape).numel():
+        pytest.skip("this GPU has no memory for it")
+    torch.manual_seed(0)
+    caches = [torch.zeros(shape, dtype=torch.float8_e4m3fn, device="cuda") for _ in range(2)]
+    for cache in caches:
+        cache[0, -1] = torch.randn(heads, positions, size, device="cuda").to(cache.dtype)
+    angles = torch.arange(positions, device="cuda")[:, None] / torch.arange(1, size // 2 + 1, device="cuda")
+    keys, values = (torch.randn(1, 16, 1, heads, size, device="cuda").bfloat16() for _ in range(2))
+    q = torch.randn(1, 16, 4 * heads, size, device="cuda").bfloat16()
+    scale = torch.full((1,), 0.02, device="cuda")
+    where = (angles.cos(), angles.sin(), ints([context]), ints([16]))
+    small = [cache[:, -1:].clone() for cache in caches]
+    kv_write(keys, values, None, *where, ints([slots - 1]), scale, scale, *caches)
+    kv_write_reference(keys, values, None, *where, ints([0]), scale, scale, *small, 0.0)
+    for cache, reference in zip(caches, small, strict=True):
+        torch.testing.assert_close(cache[0, -1].float(), reference[0, 0].float(), rtol=0.13, atol=1e-2)
+        assert not cache[0, :-1].view(torch.uint8).any()
+    attended = block_attention(
+        q, None, *where, ints([slots - 1]), scale, scale, caches[0][0], caches[1][0], causal=True
+    )
+    inputs = (q, None, *where, ints([0]), scale, scale, caches[0][0, -1:], caches[1][0, -1:], None)
+    expected = block_attention_reference(*inputs, causal=True, window=0, eps=0.0)
+    torch.testing.assert_close(attended, expected, rtol=2e-2, atol=1e-3)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_tokens_are_chosen(dtype: torch.dtype) -> None:
     torch.manual_seed(0)

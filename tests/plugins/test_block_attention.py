@@ -378,6 +378,13 @@ def test_it_compiles_within_registers_and_shared_memory(compute_capability: int)
     assert matrix_unit in compiled.ptx
 
 
+def test_more_shared_memory_than_a_gpu_has_is_refused_by_name() -> None:
+    given = random_pass(torch.float32, 256, [(0, 1, 0)], rows=16, ratio=8, positions=1)
+    kernel = block_attention_partial_kernel(given.configuration(compute_capability=86))
+    with pytest.raises(UserError, match=r"partial takes \d+ bytes of shared memory, sm86 has 101376; it takes less"):
+        kernel.compile(86)
+
+
 def test_what_it_does_not_have_is_refused_by_name() -> None:
     where = [(0, 1, 0)]
     with pytest.raises(UserError, match=r"heads are of 24 torch.float32; .* a multiple of 16 up to 256"):
