@@ -11,14 +11,16 @@ from dflash_trt.checkpoint.target import TargetConfig
 from dflash_trt.engine.config import Backend, BuildConfig, Dtype, capability_number
 from dflash_trt.engine.tensorrt_api import TensorRTName
 from dflash_trt.errors import UserError
+from dflash_trt.plugins.gpus import SHARED_MEMORY
+from dflash_trt.plugins.heads import HEAD_DIMS
 
 Feature = Dtype | QuantAlgo | Literal["FP8 caches"]
 
 COMPUTE_CAPABILITIES: dict[TensorRTName, tuple[str, ...]] = {
     "tensorrt_rtx": ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121"),
-    "tensorrt": ("sm80", "sm89", "sm90", "sm100", "sm103", "sm120"),
+    "tensorrt": tuple(f"sm{number}" for number in SHARED_MEMORY),
 }
-"""What engines can be built for: by `tensorrt_rtx` anywhere, by `tensorrt` on that GPU only."""
+"""What engines can be built for: by `tensorrt_rtx` anywhere, by `tensorrt` on that GPU, for which there are kernels."""
 
 LEAST: dict[Feature, int] = {
     "float32": 80,
@@ -31,9 +33,6 @@ LEAST: dict[Feature, int] = {
 }
 """The first compute capability that has it. Of e2m1 numbers that includes weights whose activations are unquantized."""
 
-PLUGIN_HEAD_DIMS = range(16, 257, 16)
-"""Sizes of heads that the plugin's kernels have. It and `COMPUTE_CAPABILITIES` restate what those declare, since
-importing them takes Triton, and a dry run must not; a test holds them together."""
 _PLUGIN_ONLY: tuple[Feature, ...] = ("FP8 caches",)
 
 
@@ -90,10 +89,10 @@ def _known(backend: TensorRTName, compute_capability: str | None) -> str:
 
 def _check_heads(target: TargetConfig, drafter: DrafterConfig) -> None:
     for whose, head_dim in (("the target", target.head_dim), ("the drafter", drafter.head_dim)):
-        if head_dim not in PLUGIN_HEAD_DIMS:
+        if head_dim not in HEAD_DIMS:
             raise UserError(
                 f"{whose} has a head_dim of {head_dim}, the plugin of tensorrt takes multiples of "
-                f"{PLUGIN_HEAD_DIMS.step} up to {PLUGIN_HEAD_DIMS[-1]}; give --backend torch, or tensorrt_rtx for an "
+                f"{HEAD_DIMS.step} up to {HEAD_DIMS[-1]}; give --backend torch, or tensorrt_rtx for an "
                 "RTX GPU"
             )
 

@@ -18,13 +18,11 @@ from dflash_trt.checkpoint.open_checkpoint import (
 from dflash_trt.checkpoint.quantization_config import QuantizationConfig
 from dflash_trt.engine.config import BuildConfig, Dtype
 from dflash_trt.engine.network import record_drafter
-from dflash_trt.engine.support import COMPUTE_CAPABILITIES, PLUGIN_HEAD_DIMS, Feature, check_support, is_supported
+from dflash_trt.engine.support import COMPUTE_CAPABILITIES, Feature, check_support, is_supported
 from dflash_trt.engine.tensorrt_api import load_tensorrt
 from dflash_trt.engine.tensorrt_build import build_plan
 from dflash_trt.errors import UserError
 from dflash_trt.models.pair import Pair, load_pair
-from dflash_trt.plugins.heads import HEAD_DIMS
-from dflash_trt.plugins.kernel import SHARED_MEMORY
 from tests.tensorrt_engines import OPTIONS, TensorRTEngines
 
 QFORMATS: dict[Feature, str] = {"FP8": "fp8", "NVFP4": "nvfp4", "W4A16_NVFP4": "w4a16_nvfp4"}
@@ -45,11 +43,6 @@ def loaded(checkpoints: Path, dtype: torch.dtype) -> Pair:
 def test_compute_capabilities_are_those_of_the_library() -> None:
     known = load_tensorrt("tensorrt_rtx").trt.ComputeCapability.__members__
     assert {name.lower() for name in known} - {"none", "current"} == set(COMPUTE_CAPABILITIES["tensorrt_rtx"])
-
-
-def test_rules_of_the_plugin_are_those_of_its_kernels() -> None:
-    assert COMPUTE_CAPABILITIES["tensorrt"] == tuple(f"sm{each}" for each in SHARED_MEMORY)
-    assert list(PLUGIN_HEAD_DIMS) == list(HEAD_DIMS)
 
 
 @pytest.mark.parametrize("whose", ["target", "drafter"])
@@ -187,7 +180,7 @@ FP8_CACHES = QuantizationConfig(None, "FP8", ())
             None,
             None,
             "compute_capability is not given, backend is tensorrt, whose engines are for one GPU; give "
-            "--compute_capability sm80 or sm89 or sm90 or sm100 or sm103 or sm120",
+            "--compute_capability sm80 or sm86 or sm89 or sm90 or sm100 or sm103 or sm120",
         ),
         (
             "torch",
