@@ -15,16 +15,17 @@ from dflash_trt.engine.tensorrt_api import TensorRTName
 from dflash_trt.errors import UserError
 from dflash_trt.runtime.llm import LLM
 from dflash_trt.runtime.sampling import SamplingParams
+from dflash_trt.runtime.tensorrt_executor import TensorRTExecutor
 from tests.conftest import TINY
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
 PROMPTS = [[5, 6, 7], list(range(3, 90)), [40, 41], [100] * 20, [7]]
 
+BATCHES = PROMPTS[:1], PROMPTS[:3], PROMPTS[:1]
 
-@pytest.mark.parametrize("backend", ["tensorrt_rtx", "tensorrt"])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_tokens_equal_those_of_torch(backend: TensorRTName, temperature: float, tmp_path: Path) -> None:
-    """In float32, where near ties are rare, with and without speculation, in fewer slots than prompts."""
+
+def built(backend: TensorRTName, tmp_path: Path) -> tuple[LLM, LLM]:
+    """One pair by torch and by TensorRT, in float32, where near ties are rare; or the test is skipped."""
     if installed_version(backend) is None:
         pytest.skip(f"{backend} is not installed")
     target, drafter = open_target(TINY / "target"), open_drafter(TINY / "drafter")
@@ -37,6 +38,14 @@ def test_tokens_equal_those_of_torch(backend: TensorRTName, temperature: float, 
     planned.write()
     build_engine(target, drafter, config, tmp_path / "torch")
     expected, actual = (LLM(tmp_path / name, device="cuda") for name in ("torch", "tensorrt"))
+    return expected, actual
+
+
+@pytest.mark.parametrize("backend", ["tensorrt_rtx", "tensorrt"])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_tokens_equal_those_of_torch(backend: TensorRTName, temperature: float, tmp_path: Path) -> None:
+    """With and without speculation, in fewer slots than prompts."""
+    expected, actual = built(backend, tmp_path)
     params = SamplingParams(max_tokens=40, ignore_eos=True, temperature=temperature, seed=3)
     for window in (1, 4, 8):
         tokens = [
@@ -44,3 +53,28 @@ def test_tokens_equal_those_of_torch(backend: TensorRTName, temperature: float, 
             for llm in (expected, actual)
         ]
         assert tokens[0] == tokens[1]
+
+
+@pytest.mark.parametrize("backend", ["tensorrt_rtx", "tensorrt"])
+def test_what_a_pass_does_not_write_stays(backend: TensorRTName, tmp_path: Path) -> None:
+    """Caches are written at the addresses that are bound, not written elsewhere and copied there whole."""
+    _, llm = built(backend, tmp_path)
+    executor = llm.executor
+    assert isinstance(executor, TensorRTExecutor)
+    caches = [cache for model in executor._caches.values() for cache in (model.keys, model.values)]
+    for cache in caches:
+        cache[:, -1] = 3.0
+        cache[:, 0, :, 200] = 3.0
+    llm.generate(PROMPTS[:1], SamplingParams(max_tokens=40, ignore_eos=True))
+    for cache in caches:
+        assert (cache[:, -1] == 3.0).all() and (cache[:, 0, :, 200] == 3.0).all()
+        assert not (cache[:, 0, :, :20] == 3.0).all()
+
+
+@pytest.mark.parametrize("backend", ["tensorrt_rtx", "tensorrt"])
+def test_a_batch_between_changes_nothing(backend: TensorRTName, tmp_path: Path) -> None:
+    """Memory between kernels is reserved once, for whatever batch comes."""
+    _, llm = built(backend, tmp_path)
+    params = SamplingParams(max_tokens=40, ignore_eos=True)
+    first, _, again = ([each.outputs[0].token_ids for each in llm.generate(batch, params)] for batch in BATCHES)
+    assert first == again

@@ -43,7 +43,7 @@ def test_it_changes_with_whatever_an_engine_holds(sources: Path, changed: str) -
     before = plugin_hash()
     text = (sources / changed).read_text()
     (sources / changed).write_text(text + "\n")
-    machinery = ("gpus.py", "kernel.py", "operation.py", "operations.py", "registration.py")
+    machinery = ("attention_shares.py", "gpus.py", "kernel.py", "operation.py", "operations.py", "registration.py")
     assert (plugin_hash() != before) == ("@triton.jit" in text or changed in machinery)
 
 
