@@ -35,6 +35,8 @@ class Binding:
     shape: tuple[int | Size, ...]
     meaning: str
     is_output: bool = False
+    padding: int = 0
+    """What rows of a pass hold that belong to no sequence."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ def target_bindings(config: EngineConfig) -> Bindings:
     caches = (*caches_of("target", config), *caches_of("drafter", config, engine="target"))
     inputs = [
         Binding("tokens", torch.int32, rows, "token ids"),
-        Binding("kv_len", torch.int32, ("batch",), "positions already in the caches"),
+        _kv_len(config),
         Binding("q_len", torch.int32, ("batch",), "tokens of each row that count"),
         Binding("logit_rows", torch.int32, choices, "rows that a token is chosen for"),
     ]
@@ -107,7 +109,7 @@ def drafter_bindings(config: EngineConfig) -> Bindings:
     caches = caches_of("drafter", config)
     inputs = [
         Binding("anchors", torch.int32, ("batch",), "the last token of each sequence, in no cache yet"),
-        Binding("kv_len", torch.int32, ("batch",), "positions already in the caches"),
+        _kv_len(config),
     ]
     outputs = [Binding("logits", build.torch_dtype, ("batch", guesses, vocabulary), "of this rank's tokens", True)]
     if config.builder.uses_plugins:
@@ -186,6 +188,12 @@ def _target_profiles(config: EngineConfig) -> dict[str, Profile]:
         "decode": {"batch": batch, "rows": block_rows, "choices": block_rows},
         "prefill": {"batch": one, "rows": Range(1, most, most), "choices": one},
     }
+
+
+def _kv_len(config: EngineConfig) -> Binding:
+    """A row that belongs to no sequence stands past the end of the caches, where kernels write nothing."""
+    meaning = "positions already in the caches"
+    return Binding("kv_len", torch.int32, ("batch",), meaning, padding=config.positions)
 
 
 def _sampling() -> list[Binding]:

@@ -99,14 +99,14 @@ class EngineIO:
     def fill(self, tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
         """Copy what a pass is given, no more and no less, to where it is bound: what is missing would be stale.
 
-        A value may be smaller than what it is bound to, which then holds zeros beyond it.
+        A value may be smaller than what it is bound to, which then holds the binding's padding beyond it.
         """
-        expected = {each.name for each in self._bindings.inputs if each.name in self._buffers}
-        if values.keys() != expected:
-            raise ValueError(f"a pass was given {sorted(values)}, it takes {sorted(expected)}")
+        taken = {each.name: each for each in self._bindings.inputs if each.name in self._buffers}
+        if values.keys() != taken.keys():
+            raise ValueError(f"a pass was given {sorted(values)}, it takes {sorted(taken)}")
         for name, value in values.items():
             if value.shape != tensors[name].shape:
-                tensors[name].zero_()
+                tensors[name].fill_(taken[name].padding)
             tensors[name][tuple(map(slice, value.shape))].copy_(value)
 
     def results(self, tensors: Mapping[str, Tensor], sizes: Sizes) -> dict[str, Tensor]:

@@ -44,7 +44,7 @@ def test_build_and_inspect(
     }
     assert described["needs"] == f"tensorrt_rtx {version} and a GPU of compute capability sm120"
     assert described["quantization"] == {"target": "NVFP4", "drafter": "NVFP4"}
-    assert described["cache_bytes"] == 4 * (2048 + 8) * 2 * (4 + 2) * (2 * 32) * 2
+    assert described["cache_bytes"] == 4 * (2048 + 16) * 2 * (4 + 2) * (2 * 32) * 2
     (sizes,) = described["ranks"]
     assert sizes["rank"] == 0
     assert sizes["target_bytes"] == (engine / "target/rank0.engine").stat().st_size

@@ -71,11 +71,11 @@ def test_help_imports_no_torch(command: str) -> None:
 def test_termination_leaves_nothing_half_written(tmp_path: Path) -> None:
     """As a service manager ends a build: SIGTERM while weights are being written."""
     code = (
-        "import sys, time; import dflash_trt.engine.build as build\n"
+        "import sys, time; import dflash_trt.engine.parts as parts\n"
         "def slow(*arguments):\n"
         "    print('writing', flush=True); time.sleep(60)\n"
         "    yield\n"
-        "build._converted = slow\n"
+        "parts._converted = slow\n"
         "from dflash_trt.cli.main import main\n"
         "sys.argv[0] = 'dflash-trt'; main()"
     )

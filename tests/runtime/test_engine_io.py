@@ -130,12 +130,12 @@ def test_padded_passes(
 
 
 def test_what_a_pass_is_given(config: EngineConfig, caches: dict[Model, CacheStorage]) -> None:
-    """Exactly its inputs; what is smaller than its buffer is followed by zeros, whatever was there."""
+    """Exactly its inputs; what is smaller than its buffer is followed by padding, whatever was there."""
     io = engine_io(config, caches, "drafter", plugins=False)
     tensors = io.bind({"batch": 3})
     io.fill(tensors, {"anchors": torch.tensor([7, 8, 9]), "kv_len": torch.tensor([1, 2, 3])})
     io.fill(tensors, {"anchors": torch.tensor([5]), "kv_len": torch.tensor([4])})
-    assert tensors["anchors"].tolist() == [5, 0, 0] and tensors["kv_len"].tolist() == [4, 0, 0]
+    assert tensors["anchors"].tolist() == [5, 0, 0] and tensors["kv_len"].tolist() == [4, POSITIONS, POSITIONS]
     with pytest.raises(ValueError, match=r"a pass was given \['anchors'\], it takes \['anchors', 'kv_len'\]"):
         io.fill(tensors, {"anchors": torch.tensor([5])})
     assert io.results(tensors, {"batch": 2})["logits"].shape == (2, BLOCK - 1, 697)
