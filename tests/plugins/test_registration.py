@@ -231,7 +231,7 @@ def test_the_validator_refuses_an_implementation_with_other_inputs(trtp: Any) ->
         return a.like()
 
     def implement(b, a, outputs, tactic):
-        raise NotImplementedError
+        raise AssertionError("what is refused is not called")
 
     describe.__annotations__ = {"a": Desc, "b": Desc, "return": tuple[Desc]}
     implement.__annotations__ = {"return": implementation}
