@@ -23,6 +23,7 @@ FLOORS = [
     "inspection",
     "runtime",
     "conversion",
+    "serving",
     "benchmarking",
     "examples",
     "cli",

@@ -84,7 +84,7 @@ class TokenStream(Iterator[Emission]):
         self._llm = llm
         self._prompts = prompts
         self._requests = [
-            [llm._request(index, prompt, one) for one in each.each()]
+            [llm.new_request(prompt, one, where=f"prompt {index}") for one in each.each()]
             for index, (prompt, each) in enumerate(zip(prompts, params, strict=True))
         ]
         self._scheduler = Scheduler(llm.executor, window)
@@ -198,10 +198,7 @@ class LLM:
         prompts = [prompts] if isinstance(prompts, str) else prompts
         if any(isinstance(prompt, int) for prompt in prompts):
             raise UserError("the prompts are one list of token ids; give a list of such lists")
-        block_size = self.executor.block_size
-        window = block_size if verify_window is None else verify_window
-        if not 1 <= window <= block_size:
-            raise UserError(f"verify_window is {window}, it must be 1 to {block_size}, the drafter's block size")
+        window = self._checked_window(verify_window) or self.executor.block_size
         if isinstance(params, SamplingParams):
             params = [params] * len(prompts)
         if len(params) != len(prompts):
@@ -226,17 +223,36 @@ class LLM:
             self.tokenizer, messages, str(self.engine.path), add_generation_prompt=True, **template_arguments
         )
 
-    def _request(self, index: int, prompt: Prompt, params: SamplingParams) -> Request:
-        """The request for prompt `index` of a call, checked."""
-        ids = encode_text(self.tokenizer, prompt, f"prompt {index}") if isinstance(prompt, str) else list(prompt)
+    def new_request(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        where: str,
+        priority: int = 0,
+        deadline: float | None = None,
+        verify_window: int | None = None,
+    ) -> Request:
+        """A request of this engine, checked.
+
+        Args:
+            prompt: a text, encoded as it is, or token ids.
+            params: one of `SamplingParams.each`.
+            where: what a refusal names.
+            priority, deadline, verify_window: as `Request` has them.
+
+        Raises:
+            UserError: the prompt is empty or too long, or has ids that are none.
+        """
+        ids = encode_text(self.tokenizer, prompt, where) if isinstance(prompt, str) else list(prompt)
         target, limit = self.engine.config.pretrained_config, self.executor.max_seq_len
         if not ids:
-            raise UserError(f"prompt {index}: is empty; it needs at least one token")
+            raise UserError(f"{where}: is empty; it needs at least one token")
         if not all(isinstance(token, int) and 0 <= token < target.vocab_size for token in ids):
-            raise UserError(f"prompt {index}: its ids must be integers inside the vocabulary of {target.vocab_size}")
+            raise UserError(f"{where}: its ids must be integers inside the vocabulary of {target.vocab_size}")
         if len(ids) >= limit:
             raise UserError(
-                f"prompt {index}: has {len(ids)} tokens; the engine's max_seq_len of {limit} leaves room for "
+                f"{where}: has {len(ids)} tokens; the engine's max_seq_len of {limit} leaves room for "
                 f"{limit - 1} and one of output"
             )
         eos = () if params.ignore_eos else target.eos_token_ids
@@ -247,4 +263,13 @@ class LLM:
             stop_token_ids={*eos, *params.stop_token_ids},
             detokenizer=Detokenizer(self.tokenizer, params.stop),
             vocab_size=target.vocab_size,
+            priority=priority,
+            deadline=deadline,
+            verify_window=self._checked_window(verify_window),
         )
+
+    def _checked_window(self, window: int | None) -> int | None:
+        block_size = self.executor.block_size
+        if window is not None and not 1 <= window <= block_size:
+            raise UserError(f"verify_window is {window}, it must be 1 to {block_size}, the drafter's block size")
+        return window

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from dflash_trt.runtime.detokenizer import Detokenizer
 from dflash_trt.runtime.sampling import Penalties, SamplingParams
 
-FinishReason = Literal["stop", "length", "cancelled", "deadline"]
+FinishReason = Literal["stop", "length", "cancelled", "deadline", "error"]
 
 
 @dataclass
@@ -25,6 +26,28 @@ class Statistics:
     """Guesses that the target agreed with."""
     decoded_tokens: int = 0
     """Output tokens that verifications emitted: all but each output's first."""
+    acceptance_histogram: Counter[int] = field(default_factory=Counter)
+    """Of verifications that had guesses: how many accepted that many of them."""
+
+    @property
+    def drafts(self) -> int:
+        """Verifications that had guesses."""
+        return self.acceptance_histogram.total()
+
+    @property
+    def accepted_per_position(self) -> list[int]:
+        """Guesses that the target agreed with, by their place in the block."""
+        longest = max(self.acceptance_histogram, default=0)
+        histogram = self.acceptance_histogram.items()
+        return [sum(count for accepted, count in histogram if accepted > place) for place in range(longest)]
+
+    def count_verification(self, guesses: int, accepted: int) -> None:
+        """A pass verified so many guesses, and the target agreed with so many."""
+        self.verifications += 1
+        self.draft_tokens += guesses
+        self.accepted_tokens += accepted
+        if guesses:
+            self.acceptance_histogram[accepted] += 1
 
     @property
     def acceptance_length(self) -> float | None:
@@ -47,6 +70,8 @@ class Request:
         stop_token_ids: tokens that end the output; they are among its ids and give no text.
         priority: requests of lower numbers go first.
         deadline: seconds on the scheduler's clock, when the output ends as it then is; None is never.
+        verify_window: tokens that a pass verifies for it, 1 (no speculation) to the block size; None leaves it to the
+            scheduler. Output does not depend on it.
     """
 
     def __init__(
@@ -60,8 +85,10 @@ class Request:
         vocab_size: int,
         priority: int = 0,
         deadline: float | None = None,
+        verify_window: int | None = None,
     ) -> None:
         self.params = params
+        self.verify_window = verify_window
         self.priority = priority
         self.deadline = deadline
         self.prompt_length = len(prompt)
@@ -69,6 +96,8 @@ class Request:
         self.penalties = Penalties.of(params, prompt, vocab_size)
         self.statistics = Statistics()
         self.finish_reason: FinishReason | None = None
+        self.error: str | None = None
+        """Why it ended, where the reason is "error"."""
         self.limit = limit if params.max_tokens is None else min(limit, len(prompt) + params.max_tokens)
         """Prompt and output tokens together, at most."""
         self._stop_token_ids = frozenset(stop_token_ids)

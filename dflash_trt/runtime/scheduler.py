@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from dflash_trt.errors import UserError
 from dflash_trt.runtime.kept import KeptSequences
+from dflash_trt.runtime.logprobs import TokenLogprobs
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import Sampling
 from dflash_trt.runtime.speculative import decode, prefill
@@ -25,6 +26,8 @@ class Emission:
     """The text it completes, possibly empty."""
     drafted: bool
     """The drafter guessed it and the target agreed."""
+    logprobs: TokenLogprobs | None = None
+    """Where the request's parameters ask for them."""
 
 
 @dataclass

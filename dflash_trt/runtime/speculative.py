@@ -52,8 +52,6 @@ def decode(executor: Executor, requests: Sequence[Request], sampling: Sampling, 
     verified = executor.verify(Step(tokens, q_len, q_len - 1, kv_len, slots, sampling))
 
     for request, guesses, accepted in zip(requests, (q_len - 1).tolist(), verified.accepted.tolist(), strict=True):
-        request.statistics.verifications += 1
-        request.statistics.draft_tokens += guesses
-        request.statistics.accepted_tokens += accepted
+        request.statistics.count_verification(guesses, accepted)
     rows = zip(tokens.tolist(), verified.accepted.tolist(), verified.next.tolist(), strict=True)
     return [[*row[1 : 1 + accepted], following] for row, accepted, following in rows]
