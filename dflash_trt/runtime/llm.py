@@ -151,8 +151,8 @@ class LLM:
         self.executor: Executor
         self.executor, end = open_executor(self.engine, device)
         self._end = weakref.finalize(self, end)
-        self.slots_used_by: TokenStream | None = None
-        """The call whose sequences are in the caches: one at a time has them."""
+        self.slots_used_by: object = None
+        """Whose sequences are in the caches, a call's or a server's: one at a time has them."""
 
     def close(self) -> None:
         """End the other ranks of an engine that has some; so do leaving a `with`, and this object's end.

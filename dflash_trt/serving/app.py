@@ -38,9 +38,15 @@ def create_app(llm: LLM, settings: ServerSettings) -> FastAPI:
     )
     prefixes = ("dflash_trt:", "vllm:") if settings.vllm_metrics else ("dflash_trt:",)
     metrics = Metrics(settings.model_name, executor.max_batch_size * executor.max_seq_len, prefixes)
+
+    def may_step() -> None:
+        if llm.slots_used_by is not scheduler:
+            raise RuntimeError("another call has used this LLM's slots since it is served")
+
     engine = EngineThread(
         scheduler,
         most_requests=executor.max_batch_size + settings.max_queue,
+        may_step=may_step,
         on_arrival=metrics.arrive,
         on_progress=metrics.progress,
     )
@@ -48,6 +54,7 @@ def create_app(llm: LLM, settings: ServerSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        llm.slots_used_by = scheduler
         engine.start()
         yield
         await engine.stop()

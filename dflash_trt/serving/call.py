@@ -31,7 +31,7 @@ class Choice(ABC):
 
     @abstractmethod
     def begin(self) -> dict[str, Any] | None:
-        """What the first chunk of a stream says, before anything was emitted."""
+        """What a stream says before the first tokens."""
 
     @abstractmethod
     def advance(self, emissions: Sequence[Emission]) -> dict[str, Any] | None:

@@ -61,8 +61,7 @@ class ChatChoice(Choice):
     def _of_tokens(self, emissions: Sequence[Emission]) -> dict[str, Any]:
         found: dict[str, Any] = {"logprobs": None}
         if self._body.logprobs and emissions:
-            entries = [(each.token, each.logprobs) for each in emissions if each.logprobs is not None]
-            found["logprobs"] = {"content": [self._texts.chat_entry(*entry) for entry in entries], "refusal": None}
+            found["logprobs"] = self._texts.in_chat(emissions)
         if self._body.return_token_sources:
             found["token_sources"] = sources(emissions)
         return found
@@ -83,6 +82,7 @@ def chat_router(service: Service) -> APIRouter:
 
 
 def _prepare(service: Service, body: ChatRequest) -> Call:
+    service.require_capacity(1, body.n or 1)
     ids = encode_messages(service.llm.tokenizer, body.messages, body.add_generation_prompt, body.chat_template_kwargs)
     service.require_room(ids, "messages")
     requests = service.requests([("messages", ids)], body)

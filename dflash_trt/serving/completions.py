@@ -58,19 +58,11 @@ class CompletionChoice(Choice):
         return said | ({"token_sources": sources(emissions)} if self._body.return_token_sources else {})
 
     def _logprobs(self, emissions: Sequence[Emission]) -> dict[str, Any] | None:
+        offset = self._length
+        self._length += sum(len(emission.text) for emission in emissions)
         if self._body.logprobs is None or not emissions:
             return None
-        found: dict[str, Any] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
-        for emission in emissions:
-            assert emission.logprobs is not None
-            chosen = self._texts.text(emission.token)
-            top = {self._texts.text(token): logprob for token, logprob in emission.logprobs.top}
-            found["text_offset"].append(self._length)
-            found["token_logprobs"].append(emission.logprobs.logprob)
-            found["tokens"].append(chosen)
-            found["top_logprobs"].append({**top, chosen: emission.logprobs.logprob})
-            self._length += len(emission.text)
-        return found
+        return self._texts.in_completion(emissions, offset)
 
 
 def completions_router(service: Service) -> APIRouter:
@@ -91,6 +83,7 @@ def _prepare(service: Service, body: CompletionRequest) -> Call:
     if not body.prompts:
         raise UserError("prompt is empty, it must be at least one text or list of token ids")
     many = body.prompts is body.prompt
+    service.require_capacity(len(body.prompts), body.n or 1)
     prompts = [(f"prompt[{i}]" if many else "prompt", _ids(service, i, body)) for i in range(len(body.prompts))]
     for field, ids in prompts:
         service.require_room(ids, field)

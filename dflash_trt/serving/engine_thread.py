@@ -55,7 +55,7 @@ class Answer:
         self._to_come = len(requests)
         self._held = Progress([], [])
         self._changed = asyncio.Event()
-        self._failed = False
+        self._given_up = False
 
     def __aiter__(self) -> Answer:
         return self
@@ -64,13 +64,13 @@ class Answer:
         """All that came since the last time.
 
         Raises:
-            ShuttingDown: the engine failed.
+            ShuttingDown: the engine has ended before them.
         """
         while not self._held.emissions and not self._held.ended:
             if self._to_come == 0:
                 raise StopAsyncIteration
-            if self._failed:
-                raise ShuttingDown("the engine has failed")
+            if self._given_up:
+                raise ShuttingDown("the engine has ended")
             self._changed.clear()
             await self._changed.wait()
         progress, self._held = self._held, Progress([], [])
@@ -87,9 +87,9 @@ class Answer:
         self._held.ended.append(request)
         self._changed.set()
 
-    def fail(self) -> None:
+    def give_up(self) -> None:
         """Nothing more will come."""
-        self._failed = True
+        self._given_up = True
         self._changed.set()
 
 
@@ -102,6 +102,7 @@ class EngineThread:
     Args:
         scheduler: which nothing else uses from `start` on.
         most_requests: that may be unfinished.
+        may_step: called before each step; may raise.
         on_arrival: called with requests that are taken.
         on_progress: called in the event loop after each step, before any coroutine sees what it made.
     """
@@ -111,6 +112,7 @@ class EngineThread:
         scheduler: Scheduler,
         *,
         most_requests: int,
+        may_step: Callable[[], None],
         on_arrival: Callable[[Sequence[Request]], None],
         on_progress: Callable[[Progress], None],
     ) -> None:
@@ -119,6 +121,7 @@ class EngineThread:
         self.failure: BaseException | None = None
         self.failed = asyncio.Event()
         self._scheduler = scheduler
+        self._may_step = may_step
         self._on_arrival = on_arrival
         self._on_progress = on_progress
         self._commands: SimpleQueue[Callable[[], object]] = SimpleQueue()
@@ -139,8 +142,10 @@ class EngineThread:
 
     async def stop(self) -> None:
         """End the thread, whatever it has to do."""
+        self.draining = True
         self._commands.put(self._stop)
         await asyncio.to_thread(self._thread.join)
+        self._give_up()
 
     @property
     def open_requests(self) -> int:
@@ -200,10 +205,10 @@ class EngineThread:
         """The scheduler as it is after the step under way.
 
         Raises:
-            ShuttingDown: the engine has failed.
+            ShuttingDown: the engine has ended.
         """
-        if self.failure is not None:
-            raise ShuttingDown("the engine has failed")
+        if not self._thread.is_alive():
+            raise ShuttingDown("the engine has ended")
         future: asyncio.Future[Snapshot] = self._loop.create_future()
         self._snapshots.add(future)
         future.add_done_callback(self._snapshots.discard)
@@ -215,6 +220,7 @@ class EngineThread:
     def _run(self) -> None:
         try:
             while self._obey():
+                self._may_step()
                 emissions = self._scheduler.step()
                 for request in self._scheduler.ended:
                     self._ended_statistics.add(request.statistics)
@@ -264,11 +270,14 @@ class EngineThread:
     def _fail(self, error: BaseException) -> None:
         self.failure = error
         self.failed.set()
+        self._give_up()
+
+    def _give_up(self) -> None:
         for answer in self._open:
-            answer.fail()
+            answer.give_up()
         for future in self._snapshots:
             if not future.done():
-                future.set_exception(ShuttingDown("the engine has failed"))
+                future.set_exception(ShuttingDown("the engine has ended"))
 
 
 def _resolve(future: asyncio.Future[Snapshot], snapshot: Snapshot) -> None:

@@ -22,7 +22,7 @@ _TYPES = {
     504: "timeout_error",
 }
 """Other mistakes are "invalid_request_error"."""
-_FIELD = re.compile(r"([a-z_]+(?:\[\d+\]|\.\w+)*)(?:: | is )")
+_FIELD = re.compile(r"([a-z_]+(?:\[\d+\]|\.\w+)*)(?:: | is | gives )")
 """How the message of a `UserError` begins that is about a field."""
 
 
@@ -96,25 +96,30 @@ async def _admit_failure(_: Request, error: Exception) -> JSONResponse:
 
 
 async def _refuse_fields(_: Request, error: Exception) -> JSONResponse:
-    """Of several mistakes the deepest: where a field may have several types, that is the one it comes closest to."""
     assert isinstance(error, RequestValidationError)
-    deepest = max(error.errors(), key=lambda each: len(_path(each["loc"], error.body)))
-    param = _path(deepest["loc"], error.body) or None
-    message = deepest["msg"].removeprefix("Value error, ")
-    if deepest["type"] == "extra_forbidden":
-        message = "no such field"
-    return error_response(ApiError(400, " ".join(f"{param or 'body'}: {message}".split()), param=param))
+    found = max(error.errors(), key=lambda each: _progress(each, error.body))
+    path = _path(found["loc"], error.body)
+    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+    message = "no such field" if found["type"] == "extra_forbidden" else found["msg"]
+    return error_response(ApiError(400, " ".join(f"{param or 'body'}: {message}".split()), param=param or None))
 
 
-def _path(location: Sequence[int | str], body: Any) -> str:
-    """Names and indices in the body; pydantic puts in the types it tried between them."""
-    path = ""
+def _progress(mistake: Mapping[str, Any], body: Any) -> tuple[int, bool, int]:
+    """How far a body was right: where a field may have several types, each finds its mistakes, the closest the last."""
+    path = _path(mistake["loc"], body)
+    index = path[-1] if path and isinstance(path[-1], int) else 0
+    return len(path), mistake["type"] != "extra_forbidden", index
+
+
+def _path(location: Sequence[int | str], body: Any) -> list[int | str]:
+    """Names and indices in the body; pydantic puts the types it tried between them."""
+    path: list[int | str] = []
     for part in location[1:]:
         if isinstance(part, str):
             inside = isinstance(body, dict) and (part in body or part == location[-1])
         else:
             inside = isinstance(body, list) and part < len(body)
         if inside:
-            path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+            path.append(part)
             body = body.get(part) if isinstance(body, dict) else body[int(part)]
     return path

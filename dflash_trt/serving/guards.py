@@ -34,7 +34,7 @@ class KeyGuard:
     def _opens(self, headers: Headers) -> bool:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         # Each is compared, and in constant time: how long it takes tells nothing of the keys.
-        matches = [secrets.compare_digest(given.strip().encode(), key) for key in self._keys]
+        matches = [secrets.compare_digest(given.strip().encode("latin-1"), key) for key in self._keys]
         return scheme.lower() == "bearer" and any(matches)
 
 

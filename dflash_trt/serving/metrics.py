@@ -71,12 +71,14 @@ class Metrics:
             tokens[emission.request] = tokens.get(emission.request, 0) + 1
         for request, count in tokens.items():
             times = self._times[request]
+            following = count
             if times.last is None:
                 self._prompt_tokens.inc(request.prompt_length)
                 self._first_token.observe(now - times.arrival)
-            else:
-                for _ in range(count):
-                    self._between.observe((now - times.last) / count)
+                times.last = now
+                following -= 1
+            for _ in range(following):
+                self._between.observe((now - times.last) / following)
             times.last = now
             self._generation_tokens.inc(count)
         for request in progress.ended:

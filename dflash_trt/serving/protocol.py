@@ -81,7 +81,7 @@ class CommonRequest(Strict):
     """By token id, in decimal; -100 to 100."""
     seed: int | None = Field(None, ge=0, lt=2**63)
     n: int | None = Field(None, ge=1, le=16384)
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], Field(max_length=64)] | None = None
     stop_token_ids: list[TokenId] | None = None
     ignore_eos: bool | None = None
     max_tokens: Count | None = None

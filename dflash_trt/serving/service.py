@@ -42,6 +42,17 @@ class Service:
             message = f"model is {name!r}, this server has {self.settings.model_name!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
+    def require_capacity(self, prompts: int, n: int) -> None:
+        """See that so many outputs of each prompt can ever be in the queue together.
+
+        Raises:
+            ApiError: they cannot.
+        """
+        most = self.engine.most_requests
+        if prompts * n > most:
+            message = f"n is {n}, for {prompts} prompts; this server takes {most} outputs at a time"
+            raise ApiError(400, message, param="n" if n > 1 else "prompt")
+
     def require_room(self, prompt: Sequence[int], field: str) -> None:
         """See that a prompt fits.
 
@@ -60,13 +71,6 @@ class Service:
             ApiError, UserError: a prompt or a parameter cannot be.
         """
         params = body.sampling_params(self.defaults)
-        if len(prompts) * params.n > self.engine.most_requests:
-            raise ApiError(
-                400,
-                f"n is {params.n} for {len(prompts)} prompts; this server takes {self.engine.most_requests} requests "
-                "at a time",
-                param="n",
-            )
         timeout = self.settings.request_timeout
         return [
             self.llm.new_request(

@@ -70,9 +70,6 @@ def _watching(receive: Receive, when_gone: Callable[[], object]) -> Iterator[Non
 
 async def _events(answer: Answer, call: Call) -> AsyncIterator[str]:
     try:
-        begun = [first for choice in call.choices if (first := choice.begin()) is not None]
-        for first in begun:
-            yield _event(call.chunk([first]))
         async for progress in answer:
             for choice in _choices(call, progress):
                 yield _event(call.chunk([choice]))
@@ -92,9 +89,9 @@ async def _events(answer: Answer, call: Call) -> AsyncIterator[str]:
 def _choices(call: Call, progress: Progress) -> Iterator[dict[str, Any]]:
     """What chunks say of progress."""
     for request, emissions in groupby(sorted(progress.emissions, key=_index(call)), key=lambda each: each.request):
-        choice = call.choice_of(request).advance(list(emissions))
-        if choice is not None:
-            yield choice
+        choice = call.choice_of(request)
+        said = [choice.begin() if choice.emitted == 0 else None, choice.advance(list(emissions))]
+        yield from (each for each in said if each is not None)
     for request in progress.ended:
         require_end(request)
         yield from call.choice_of(request).finish()

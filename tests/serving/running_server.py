@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,9 +18,12 @@ from dflash_trt.serving.engine_thread import EngineThread
 from dflash_trt.serving.server import bind
 from dflash_trt.serving.settings import ServerSettings
 
+DIARY = "Write the diary of Bruno the teacher, who seeks the golden boat. Begin on Saturday in the market."
+MESSAGES: list[Any] = [{"role": "user", "content": DIARY}]
+
 
 class RunningServer:
-    """A server in a thread of this process."""
+    """A server in a thread of this process, and its clients."""
 
     def __init__(self, url: str, engine: EngineThread, key: str) -> None:
         self.url = url
@@ -28,7 +32,32 @@ class RunningServer:
         self.openai = openai.OpenAI(base_url=f"{url}/v1", api_key=key, timeout=60, max_retries=0)
 
     def post(self, path: str, **body: Any) -> httpx.Response:
+        """Post a body of JSON."""
         return self.http.post(path, json=body)
+
+    def events(self, path: str, **body: Any) -> list[Any]:
+        """The events of a stream, seen to end in [DONE]."""
+        with self.http.stream("POST", path, json={**body, "stream": True}) as response:
+            assert response.status_code == 200 and response.headers["content-type"].startswith("text/event-stream")
+            lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+        assert lines.pop() == "[DONE]"
+        return [json.loads(line) for line in lines]
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """The engine takes no step during the block."""
+        there, go_on = threading.Event(), threading.Event()
+
+        def pause() -> None:
+            there.set()
+            assert go_on.wait(60)
+
+        self.engine._commands.put(pause)
+        assert there.wait(60)
+        try:
+            yield
+        finally:
+            go_on.set()
 
 
 @contextmanager
@@ -41,8 +70,11 @@ def running(llm: LLM, **settings: Any) -> Iterator[RunningServer]:
         bound.listen()
         thread.start()
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        client = RunningServer(url, app.state.service.engine, (settings.get("api_keys") or ["none"])[0])
         try:
-            yield RunningServer(url, app.state.service.engine, (settings.get("api_keys") or ["none"])[0])
+            yield client
         finally:
+            client.http.close()
+            client.openai.close()
             server.should_exit = True
             thread.join()
