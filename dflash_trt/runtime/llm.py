@@ -15,10 +15,12 @@ from dflash_trt.engine.directory import open_engine
 from dflash_trt.errors import UserError
 from dflash_trt.runtime.detokenizer import Detokenizer
 from dflash_trt.runtime.launch import open_executor
+from dflash_trt.runtime.pass_costs import PassCosts, costs_file
 from dflash_trt.runtime.request import FinishReason, Request, Statistics
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.scheduler import Emission, Scheduler
 from dflash_trt.runtime.step import Executor
+from dflash_trt.runtime.window import AdaptiveWindow, FixedWindow, WindowPolicy
 
 Prompt = str | Sequence[int]
 GREEDY = SamplingParams()
@@ -80,14 +82,16 @@ class TokenStream(Iterator[Emission]):
     It may be left and taken up again: no token is lost between.
     """
 
-    def __init__(self, llm: LLM, prompts: Sequence[Prompt], params: Sequence[SamplingParams], window: int) -> None:
+    def __init__(
+        self, llm: LLM, prompts: Sequence[Prompt], params: Sequence[SamplingParams], windows: WindowPolicy
+    ) -> None:
         self._llm = llm
         self._prompts = prompts
         self._requests = [
             [llm.new_request(prompt, one, where=f"prompt {index}") for one in each.each()]
             for index, (prompt, each) in enumerate(zip(prompts, params, strict=True))
         ]
-        self._scheduler = Scheduler(llm.executor, window)
+        self._scheduler = Scheduler(llm.executor, windows)
         self._scheduler.add(request for requests in self._requests for request in requests)
         self._seconds = 0.0
         self._ready: deque[Emission] = deque()
@@ -151,6 +155,8 @@ class LLM:
         self.executor: Executor
         self.executor, end = open_executor(self.engine, device)
         self._end = weakref.finalize(self, end)
+        self._costs = PassCosts(costs_file(self.engine))
+        self._remember = weakref.finalize(self, self._costs.save)
         self.slots_used_by: object = None
         """Whose sequences are in the caches, a call's or a server's: one at a time has them."""
 
@@ -159,6 +165,7 @@ class LLM:
 
         It is not to be used after that.
         """
+        self._remember()
         self._end()
 
     def __enter__(self) -> LLM:
@@ -179,8 +186,8 @@ class LLM:
         Args:
             prompts: texts, encoded as they are, or lists of token ids. A single text is a list of one.
             params: one for all prompts, or one each.
-            verify_window: tokens that a pass verifies for a request, 1 (no speculation) to the block size; None is the
-                block size. Output does not depend on it.
+            verify_window: tokens that a pass verifies for a request, 1 (no speculation) to the block size; None is what
+                gives the most tokens a second, step by step. Output does not depend on it.
 
         Raises:
             UserError: a prompt is empty or too long, or a parameter is out of range.
@@ -198,12 +205,21 @@ class LLM:
         prompts = [prompts] if isinstance(prompts, str) else prompts
         if any(isinstance(prompt, int) for prompt in prompts):
             raise UserError("the prompts are one list of token ids; give a list of such lists")
-        window = self._checked_window(verify_window) or self.executor.block_size
+        windows = self.windows(verify_window)
         if isinstance(params, SamplingParams):
             params = [params] * len(prompts)
         if len(params) != len(prompts):
             raise UserError(f"{len(params)} sampling parameters for {len(prompts)} prompts; give one, or one each")
-        return TokenStream(self, prompts, params, window)
+        return TokenStream(self, prompts, params, windows)
+
+    def windows(self, verify_window: int | None) -> WindowPolicy:
+        """A window for all requests, or None: one that adapts, by what passes of this engine take on this machine.
+
+        Raises:
+            UserError: it is not 1 to the block size.
+        """
+        window = self._checked_window(verify_window)
+        return AdaptiveWindow(self.executor.block_size, self._costs) if window is None else FixedWindow(window)
 
     def encode_chat(self, messages: Sequence[Message], /, **template_arguments: Any) -> list[int]:
         """The token ids of a conversation, up to where the assistant answers.

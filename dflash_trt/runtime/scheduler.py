@@ -14,6 +14,7 @@ from dflash_trt.runtime.sampling import Sampling
 from dflash_trt.runtime.speculative import decode, prefill
 from dflash_trt.runtime.step import Executor
 from dflash_trt.runtime.waiting import WaitingQueue
+from dflash_trt.runtime.window import WindowPolicy
 
 
 @dataclass(frozen=True)
@@ -51,17 +52,17 @@ class Scheduler:
     For one thread: what adds and cancels is what steps.
 
     Args:
-        window: tokens that a pass verifies for a request, 1 to the block size.
+        windows: says how many tokens a pass verifies for each request.
         reuse_prefixes: keep the caches of what has ended while its slot is not needed, and start a prompt after the
             tokens that it shares with the most similar of these. Both caches have one length, so that a drafter
             guesses as well as after a prompt that was run.
-        clock: what deadlines are told by, in seconds.
+        clock: what deadlines are told by and steps are timed with, in seconds.
     """
 
     def __init__(
         self,
         executor: Executor,
-        window: int,
+        windows: WindowPolicy,
         *,
         reuse_prefixes: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -73,12 +74,14 @@ class Scheduler:
         """Requests that the last step found or made ended, for whatever reason: each is here once."""
         self.kept = KeptSequences()
         self.target_passes = 0
+        self.window = 1
+        """Of the last decode step, the most tokens that were verified for a request."""
         self.prefix_queries = 0
         """Prompt tokens of requests that got a slot, where prefixes are reused."""
         self.prefix_hits = 0
         """Those of them that were in the caches."""
         self._executor = executor
-        self._window = window
+        self._windows = windows
         self._reuse_prefixes = reuse_prefixes
         self._clock = clock
         self._sampling: Sampling | None = None
@@ -197,7 +200,11 @@ class Scheduler:
                 [request.params for request in self.running], [request.penalties for request in self.running]
             )
         self.target_passes += 1
-        blocks = decode(self._executor, self.running, self._sampling, self._window)
+        windows = self._windows.choose(self.running)
+        started = self._clock()
+        blocks = decode(self._executor, self.running, self._sampling, windows)
+        self._windows.observe(self.running, windows, [len(block) - 1 for block in blocks], self._clock() - started)
+        self.window = max(windows)
         emissions = []
         for request, block in zip(self.running, blocks, strict=True):
             for index, token in enumerate(block):

@@ -1,6 +1,6 @@
 """The speculative loop: draft a block, verify it in one pass, keep what the target agrees with.
 
-Plain autoregressive decoding is this loop with a window of one.
+Plain autoregressive decoding is this loop with windows of one.
 """
 
 from __future__ import annotations
@@ -34,24 +34,26 @@ def prefill(executor: Executor, request: Request, slot: int, start: int, samplin
     return end, int(verified.next[0]) if end == request.prompt_length else None
 
 
-def decode(executor: Executor, requests: Sequence[Request], sampling: Sampling, window: int) -> list[list[int]]:
-    """One step for every request, where request i is in slot i: its next 1..window tokens.
+def decode(
+    executor: Executor, requests: Sequence[Request], sampling: Sampling, windows: Sequence[int]
+) -> list[list[int]]:
+    """One step for every request, where request i is in slot i: its next 1..`windows[i]` tokens.
 
-    Of the drafted block, `window` - 1 guesses are verified, fewer where a request may emit fewer.
+    Of the drafted block, `windows[i]` - 1 guesses are verified; where that is none for all, no block is drafted.
     """
     slots = torch.arange(len(requests))
     anchors = torch.tensor([request.tokens[-1] for request in requests])
     kv_len = torch.tensor([request.kv_len for request in requests])
-    q_len = torch.tensor([min(window, request.remaining) for request in requests])
+    q_len = torch.tensor(windows)
     tokens = anchors[:, None]
-    count = int(q_len.max()) - 1
+    count = max(windows) - 1
     if count > 0:
         drafts = executor.draft(anchors, kv_len, slots, sampling, count)
         tokens = torch.cat((tokens, drafts), dim=1)
 
     verified = executor.verify(Step(tokens, q_len, q_len - 1, kv_len, slots, sampling))
 
-    for request, guesses, accepted in zip(requests, (q_len - 1).tolist(), verified.accepted.tolist(), strict=True):
-        request.statistics.count_verification(guesses, accepted)
+    for request, window, accepted in zip(requests, windows, verified.accepted.tolist(), strict=True):
+        request.statistics.count_verification(window - 1, accepted)
     rows = zip(tokens.tolist(), verified.accepted.tolist(), verified.next.tolist(), strict=True)
     return [[*row[1 : 1 + accepted], following] for row, accepted, following in rows]

@@ -33,9 +33,7 @@ def create_app(llm: LLM, settings: ServerSettings) -> FastAPI:
         UserError: a setting, or a default in the engine's generation_config.json, cannot be.
     """
     executor = llm.executor
-    scheduler = Scheduler(
-        executor, settings.verify_window or executor.block_size, reuse_prefixes=settings.reuse_prefixes
-    )
+    scheduler = Scheduler(executor, llm.windows(settings.verify_window), reuse_prefixes=settings.reuse_prefixes)
     prefixes = ("dflash_trt:", "vllm:") if settings.vllm_metrics else ("dflash_trt:",)
     metrics = Metrics(settings.model_name, executor.max_batch_size * executor.max_seq_len, prefixes)
 

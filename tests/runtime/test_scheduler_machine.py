@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from dflash_trt.runtime.request import FinishReason, Request
 from dflash_trt.runtime.scheduler import Emission, Scheduler
+from dflash_trt.runtime.window import FixedWindow
 from tests.runtime.simulated_executor import SimulatedExecutor
 from tests.runtime.test_scheduler import expected_output, request
 
@@ -37,7 +38,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def start(self, max_batch_size: int, window: int, chunk: int, reuse: bool) -> None:
         self.now = 0.0
         self.executor = SimulatedExecutor(max_batch_size, max_num_tokens=chunk)
-        self.scheduler = Scheduler(self.executor, window, reuse_prefixes=reuse, clock=lambda: self.now)
+        self.scheduler = Scheduler(self.executor, FixedWindow(window), reuse_prefixes=reuse, clock=lambda: self.now)
         self.all: list[Expected] = []
         self.steps = 0
 
