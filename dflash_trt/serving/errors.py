@@ -1,0 +1,120 @@
+"""Whatever goes wrong, as the body in which OpenAI's clients expect it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from dflash_trt.errors import UserError
+
+_TYPES = {
+    401: "authentication_error",
+    429: "rate_limit_error",
+    500: "internal_server_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+"""Other mistakes are "invalid_request_error"."""
+_FIELD = re.compile(r"([a-z_]+(?:\[\d+\]|\.\w+)*)(?:: | is )")
+"""How the message of a `UserError` begins that is about a field."""
+
+
+class ApiError(HTTPException):
+    """A refusal.
+
+    Args:
+        status: of HTTP.
+        message: one line for the client.
+        param: the field at fault.
+        code: what programs tell errors of one status apart by.
+        headers: to be sent with it.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, message, headers)
+        self.param = param
+        self.code = code
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """What is sent, as a response or in a stream."""
+        kind = _TYPES.get(self.status_code, "invalid_request_error")
+        return {"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}}
+
+    @classmethod
+    def of(cls, error: UserError) -> ApiError:
+        """The refusal of a request that asks for what cannot be."""
+        field = _FIELD.match(str(error))
+        return cls(400, str(error), param=field[1] if field else None)
+
+
+def answer_errors(app: FastAPI) -> None:
+    """Let an app answer every exception in OpenAI's body."""
+    app.add_exception_handler(RequestValidationError, _refuse_fields)
+    app.add_exception_handler(UserError, _refuse_request)
+    app.add_exception_handler(HTTPException, _answer_status)
+    app.add_exception_handler(Exception, _admit_failure)
+
+
+def error_response(error: ApiError) -> JSONResponse:
+    """The response that tells a client of an error."""
+    return JSONResponse(error.body, error.status_code, error.headers)
+
+
+async def _refuse_request(_: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, UserError)
+    return error_response(ApiError.of(error))
+
+
+async def _answer_status(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)
+    if isinstance(error, ApiError):
+        return error_response(error)
+    reason = HTTPStatus(error.status_code).phrase
+    code = "_".join(reason.lower().split())
+    message = f"{request.method} {request.url.path}: {reason.lower()}"
+    return error_response(ApiError(error.status_code, message, code=code, headers=error.headers))
+
+
+async def _admit_failure(_: Request, error: Exception) -> JSONResponse:
+    return error_response(ApiError(500, f"internal error, {type(error).__name__}", code="internal_error"))
+
+
+async def _refuse_fields(_: Request, error: Exception) -> JSONResponse:
+    """Of several mistakes the deepest: where a field may have several types, that is the one it comes closest to."""
+    assert isinstance(error, RequestValidationError)
+    deepest = max(error.errors(), key=lambda each: len(_path(each["loc"], error.body)))
+    param = _path(deepest["loc"], error.body) or None
+    message = deepest["msg"].removeprefix("Value error, ")
+    if deepest["type"] == "extra_forbidden":
+        message = "no such field"
+    return error_response(ApiError(400, " ".join(f"{param or 'body'}: {message}".split()), param=param))
+
+
+def _path(location: Sequence[int | str], body: Any) -> str:
+    """Names and indices in the body; pydantic puts in the types it tried between them."""
+    path = ""
+    for part in location[1:]:
+        if isinstance(part, str):
+            inside = isinstance(body, dict) and (part in body or part == location[-1])
+        else:
+            inside = isinstance(body, list) and part < len(body)
+        if inside:
+            path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+            body = body.get(part) if isinstance(body, dict) else body[int(part)]
+    return path
