@@ -9,8 +9,8 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from dflash_trt.checkpoint.encoding import encode_conversation
-from dflash_trt.serving.template_messages import template_messages
 from dflash_trt.serving.invalid_field import InvalidField
+from dflash_trt.serving.template_messages import template_messages
 from dflash_trt.serving.tools import read_tool_use
 from tests.conftest import TINY
 from tests.serving.templates import LLAMA3, QWEN3
