@@ -15,7 +15,7 @@ from tests.conftest import TINY, Engines, build_pair
 from tests.serving.running_server import RunningServer, running
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-MESSAGE = "Write the diary of Clara the sailor, who seeks the old map."
+MESSAGE = "Write the diary of Bruno the teacher, who seeks the golden boat. Begin on Saturday in the market."
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium")
 
