@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import random
 from typing import Any
 
 import pytest
-from xgrammar import Grammar
+from transformers import AutoTokenizer
+from xgrammar import Grammar, GrammarCompiler, GrammarMatcher, TokenizerInfo, allocate_token_bitmask
 from xgrammar.testing import _is_grammar_accept_string
 
+from dflash_trt.runtime.detokenizer import Detokenizer
 from dflash_trt.runtime.structured import StructuredOutputs
 from dflash_trt.serving.formats import ParsedAnswer, formats_of
 from dflash_trt.serving.invalid_field import InvalidField
 from dflash_trt.serving.tools import read_tool_use
+from tests.conftest import TINY
 from tests.serving.templates import LLAMA3, QWEN3
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -117,3 +122,46 @@ def test_schemas_that_make_no_grammar_are_named(schema: object, reason: str) -> 
     asked = StructuredOutputs(json={"type": "object", **dict(schema)})  # type: ignore[call-overload]
     with pytest.raises(InvalidField, match=r"^response_format: cannot be made a grammar"):
         formats_of(QWEN3).answer_format(read_tool_use(None, None, None), "assistant\n", asked)
+
+
+@pytest.mark.parametrize("template", [QWEN3, LLAMA3], ids=["qwen3", "llama3"])
+def test_whatever_tokens_a_grammar_lets_through_are_calls_that_match(template: str) -> None:
+    """Tokens drawn at random, as by a model that knows nothing of calls."""
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Rome", "Köln"]}, "days": {"type": "array", "items": {"type": "boolean"}}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    }
+    answer_format = formats_of(template).answer_format(
+        read_tool_use(
+            [tool("f", schema), tool("g", {"properties": {}, "additionalProperties": False})], "required", None
+        ),
+        CLOSED,
+        None,
+    )
+    assert answer_format.structured_outputs is not None and answer_format.structured_outputs.grammar is not None
+    tokenizer = AutoTokenizer.from_pretrained(TINY / "target", local_files_only=True)
+    vocabulary = TokenizerInfo.from_huggingface(tokenizer)
+    compiled = GrammarCompiler(vocabulary).compile_grammar(Grammar.from_ebnf(answer_format.structured_outputs.grammar))
+    for seed in range(20):
+        matcher, draw, ids = GrammarMatcher(compiled), random.Random(seed), []
+        bitmask = allocate_token_bitmask(1, vocabulary.vocab_size)
+        while not matcher.is_terminated():
+            matcher.fill_next_token_bitmask(bitmask)
+            words = bitmask[0].tolist()
+            allowed = [at for at in range(vocabulary.vocab_size) if words[at // 32] >> at % 32 & 1]
+            ids.append(draw.choice(allowed))
+            assert matcher.accept_token(ids[-1])
+        answer, reading, texts = ParsedAnswer(), answer_format.new_parser(), Detokenizer(tokenizer, ())
+        for token in ids:
+            answer.add(reading.push(texts.push(token)))
+        answer.add(reading.finish())
+        assert answer.content == "" and answer.tool_calls
+        for call in answer.tool_calls:
+            arguments = json.loads(call["function"]["arguments"])
+            if call["function"]["name"] == "f":
+                assert set(arguments) == {"city", "days"} and arguments["city"] in ("Rome", "Köln")
+                assert all(isinstance(day, bool) for day in arguments["days"])
+            else:
+                assert (call["function"]["name"], arguments) == ("g", {})

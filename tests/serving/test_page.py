@@ -22,7 +22,8 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-
 
 @pytest.fixture(scope="module")
 def server(llms: Engines) -> Iterator[RunningServer]:
-    with running(llms["tiny"]) as server:
+    # With a fixed window the same tokens are drafted each time.
+    with running(llms["tiny"], verify_window=llms["tiny"].executor.block_size) as server:
         yield server
 
 
@@ -190,3 +191,25 @@ def test_the_page_asks_no_other_host(server: RunningServer) -> None:
     policy = response.headers["content-security-policy"]
     assert "default-src 'none'" in policy and "connect-src 'self'" in policy and "unsafe" not in policy
     assert not re.search(r"https?://|@import|url\(", response.text)
+
+
+def test_reasoning_stands_apart_and_tags_are_not_shown(page: Page) -> None:
+    chunks = [
+        ({"reasoning": "hm"}, [("<think>", False), ("\n", True), ("hm", True)]),
+        ({"content": "y"}, [("\n</th", False), ("ink>", True), ("\n\ny", False)]),
+        ({"content": "es"}, [("es", True)]),
+    ]
+    page.evaluate(
+        "chunks => { const answer = new Answer(); chunks.forEach((chunk) => answer.take(chunk)); }",
+        [
+            {
+                "choices": [
+                    {"delta": delta, "token_sources": [{"text": text, "drafted": drafted} for text, drafted in tokens]}
+                ]
+            }
+            for delta, tokens in chunks
+        ],
+    )
+    assert page.locator("details .draft").all_text_contents() == ["hm"]
+    assert page.locator(".answer > .text .target").all_text_contents() == ["y"]
+    assert page.locator(".answer > .text .draft").all_text_contents() == ["es"]
