@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from dflash_trt.errors import UserError
 
-Message = dict[str, str]
+Message = dict[str, Any]
 """A turn of a conversation: "role", "content", and what else the chat template reads."""
 
 

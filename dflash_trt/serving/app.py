@@ -18,6 +18,7 @@ from dflash_trt.serving.errors import answer_errors
 from dflash_trt.serving.guards import BodyLimit, KeyGuard
 from dflash_trt.serving.metrics import Metrics
 from dflash_trt.serving.operations import models_router, operations_router
+from dflash_trt.serving.page import page_router
 from dflash_trt.serving.service import Service
 from dflash_trt.serving.settings import ServerSettings
 from dflash_trt.serving.tokenization import tokenization_router
@@ -65,6 +66,7 @@ def create_app(llm: LLM, settings: ServerSettings) -> FastAPI:
         chat_router(service),
         tokenization_router(service),
         operations_router(service, metrics),
+        page_router(),
     ):
         app.include_router(router)
     answer_errors(app)
