@@ -48,13 +48,6 @@ class ChatMessage(Strict):
     audio: None = None
     function_call: None = None
 
-    @property
-    def text(self) -> str | None:
-        """The content as one text."""
-        if isinstance(self.content, list):
-            return "".join(part.text for part in self.content)
-        return self.content
-
 
 class JsonSchema(Strict):
     """A schema and its name; `strict` is what it always is here."""
@@ -151,14 +144,17 @@ class ChatRequest(CommonRequest):
         """
         if self.top_logprobs is not None and not self.logprobs:
             raise UserError(f"top_logprobs is {self.top_logprobs}, which goes with logprobs true")
-        params = super().own_params()
+        params: dict[str, Any] = {}
         if self.max_completion_tokens is not None:
             params["max_tokens"] = self.max_completion_tokens
         if self.logprobs:
             params["logprobs"] = self.top_logprobs or 0
-        form = self.response_format.to_runtime() if self.response_format is not None else None
-        if form is not None:
-            if "structured_outputs" in params:
-                raise UserError("response_format is given, and so is structured_outputs; give one")
-            params["structured_outputs"] = form
         return params
+
+    def asked_form(self) -> StructuredOutputs | None:
+        """See `CommonRequest.asked_form`."""
+        form = super().asked_form()
+        other = None if self.response_format is None else self.response_format.to_runtime()
+        if form is not None and other is not None:
+            raise UserError("response_format is given, and so is structured_outputs; give one")
+        return form or other

@@ -45,4 +45,4 @@ class CompletionRequest(CommonRequest):
             raise UserError(f"best_of is {self.best_of}, it must be n, {self.n or 1}")
         if self.echo and self.logprobs is not None:
             raise UserError("logprobs is not supported with echo: prompts have none")
-        return super().own_params() | ({} if self.logprobs is None else {"logprobs": self.logprobs})
+        return {} if self.logprobs is None else {"logprobs": self.logprobs}

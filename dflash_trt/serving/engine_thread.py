@@ -27,6 +27,8 @@ class Progress:
 
     emissions: list[Emission]
     ended: list[Request]
+    window: int = 0
+    """Tokens that the pass of one step verified for a request, at most; 0 where that is not told."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class Snapshot:
     waiting: int
     cached_tokens: int
     """Positions of slots that running requests fill."""
+    window: int
+    """Tokens that the last pass verified for a request, at most."""
     prefix_queries: int
     prefix_hits: int
     statistics: Statistics
@@ -225,7 +229,8 @@ class EngineThread:
                 for request in self._scheduler.ended:
                     self._ended_statistics.add(request.statistics)
                 if emissions or self._scheduler.ended:
-                    self._loop.call_soon_threadsafe(self._deliver, Progress(emissions, self._scheduler.ended))
+                    progress = Progress(emissions, self._scheduler.ended, self._scheduler.window)
+                    self._loop.call_soon_threadsafe(self._deliver, progress)
         except BaseException as error:
             self._loop.call_soon_threadsafe(self._fail, error)
 
@@ -253,6 +258,7 @@ class EngineThread:
             waiting=len(scheduler.waiting),
             cached_tokens=sum(request.kv_len for request in scheduler.running)
             + (prefilling.kv_len if prefilling is not None else 0),
+            window=scheduler.window,
             prefix_queries=scheduler.prefix_queries,
             prefix_hits=scheduler.prefix_hits,
             statistics=statistics,

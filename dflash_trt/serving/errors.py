@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from dflash_trt.errors import UserError
+from dflash_trt.serving.invalid_field import InvalidField
 
 _TYPES = {
     401: "authentication_error",
@@ -59,6 +60,8 @@ class ApiError(HTTPException):
     @classmethod
     def of(cls, error: UserError) -> ApiError:
         """The refusal of a request that asks for what cannot be."""
+        if isinstance(error, InvalidField):
+            return cls(400, str(error), param=error.field)
         field = _FIELD.match(str(error))
         return cls(400, str(error), param=field[1] if field else None)
 

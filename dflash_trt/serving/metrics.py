@@ -46,6 +46,12 @@ class Metrics:
                 ("e2e_request_latency_seconds", "From a request's arrival to its end."),
             )
         )
+        self._windows = Histogram(
+            "verify_window_tokens",
+            "Tokens that a pass verified for a request, at most.",
+            buckets=(1, 2, 3, 4, 6, 8, 12, 16, 24, 32),
+            **label,  # type: ignore[arg-type]
+        ).labels(model_name)
         self._prompt_tokens, self._generation_tokens = (
             Counter(name, text, **label).labels(model_name)  # type: ignore[arg-type]
             for name, text in (("prompt_tokens", "Of requests begun."), ("generation_tokens", "Emitted."))
@@ -66,6 +72,8 @@ class Metrics:
     def progress(self, progress: Progress) -> None:
         """A step made this."""
         now = time.monotonic()
+        if progress.emissions:
+            self._windows.observe(progress.window)
         tokens: dict[Request, int] = {}
         for emission in progress.emissions:
             tokens[emission.request] = tokens.get(emission.request, 0) + 1
@@ -113,6 +121,7 @@ def _scheduled(snapshot: Snapshot, model_name: str, positions: int) -> Iterator[
     gauges = (
         ("num_requests_running", "Requests in slots.", snapshot.running),
         ("num_requests_waiting", "Requests that wait for a slot.", snapshot.waiting),
+        ("verify_window", "Tokens that the last pass verified for a request, at most.", snapshot.window),
         ("kv_cache_usage_perc", "Share of the slots' positions in use, 0 to 1.", snapshot.cached_tokens / positions),
     )
     for name, text, value in gauges:

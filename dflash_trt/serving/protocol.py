@@ -98,8 +98,8 @@ class CommonRequest(Strict):
     user: str | None = None
     """Accepted for OpenAI's clients; has no effect."""
 
-    def sampling_params(self, defaults: Mapping[str, Any]) -> SamplingParams:
-        """What it asks of the engine, `defaults` where it does not say.
+    def sampling_params(self, defaults: Mapping[str, Any], form: StructuredOutputs | None) -> SamplingParams:
+        """What it asks of the engine, `defaults` where it does not say, and the form of its outputs.
 
         Raises:
             UserError: a parameter is out of range.
@@ -107,11 +107,21 @@ class CommonRequest(Strict):
         given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
         if self.logit_bias:
             given["logit_bias"] = {token_id(text): bias for text, bias in self.logit_bias.items()}
+        if form is not None:
+            given["structured_outputs"] = form
         return SamplingParams(**{**defaults, **given, **self.own_params()})
 
     def own_params(self) -> dict[str, Any]:
         """Parameters that this kind of request says in its own way."""
-        return {} if self.structured_outputs is None else {"structured_outputs": self.structured_outputs.to_runtime()}
+        return {}
+
+    def asked_form(self) -> StructuredOutputs | None:
+        """The form that outputs must have, by the request's own words.
+
+        Raises:
+            UserError: it asks for no form, or for two.
+        """
+        return None if self.structured_outputs is None else self.structured_outputs.to_runtime()
 
     @property
     def usage_at_end(self) -> bool:

@@ -9,8 +9,10 @@ from typing import Any
 
 from dflash_trt.runtime.llm import LLM, Prompt
 from dflash_trt.runtime.request import Request
+from dflash_trt.runtime.structured import StructuredOutputs
 from dflash_trt.serving.engine_thread import Answer, EngineThread, QueueFull, ShuttingDown
 from dflash_trt.serving.errors import ApiError
+from dflash_trt.serving.formats import Formats
 from dflash_trt.serving.protocol import CommonRequest
 from dflash_trt.serving.settings import ServerSettings
 from dflash_trt.serving.tokens import TokenTexts
@@ -24,6 +26,8 @@ class Service:
     settings: ServerSettings
     engine: EngineThread
     texts: TokenTexts
+    formats: Formats
+    """What the model speaks."""
     defaults: dict[str, Any]
     """Sampling parameters where a client gives none."""
 
@@ -64,13 +68,18 @@ class Service:
             message = f"{field} has {len(prompt)} tokens; the model's {limit} leave room for {limit - 1} and an answer"
             raise ApiError(400, message, param=field, code="context_length_exceeded")
 
-    def requests(self, prompts: Sequence[tuple[str, Prompt]], body: CommonRequest) -> list[Request]:
+    def requests(
+        self, prompts: Sequence[tuple[str, Prompt]], body: CommonRequest, form: StructuredOutputs | None
+    ) -> list[Request]:
         """The engine's requests for prompts, each with the field that it came from; `n` for each.
+
+        Args:
+            form: of every output.
 
         Raises:
             ApiError, UserError: a prompt or a parameter cannot be.
         """
-        params = body.sampling_params(self.defaults)
+        params = body.sampling_params(self.defaults, form)
         timeout = self.settings.request_timeout
         return [
             self.llm.new_request(
