@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +14,8 @@ import pytest
 from dflash_trt.serving.server import bind
 from tests.cli.invoke import invoke
 from tests.conftest import Engines
+from tests.serving.server_process import serving
 
-PROGRAM = "import sys; from dflash_trt.cli.main import main; sys.exit(main())"
 LONG: dict[str, Any] = {
     "prompt": "Saturday",
     "max_tokens": 400,
@@ -29,42 +24,6 @@ LONG: dict[str, Any] = {
     "stream": True,
     "stream_options": {"include_usage": True},
 }
-
-
-class Process:
-    """A server that has said that it serves."""
-
-    def __init__(self, engine: Path, *options: str, **environment: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, "serve", str(engine), "--port", "0", "--device", "cpu", *options],
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        )
-        self.lines: list[str] = []
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.lines.append(line.rstrip("\n"))
-            if line.startswith("serving "):
-                break
-        self.name, _, self.url = self.lines[-1].removeprefix("serving ").partition(" at ")
-        assert self.url, self.lines
-
-    def end(self) -> tuple[int, list[str]]:
-        """Its exit status, and what it said since it was ready."""
-        _, rest = self.process.communicate(timeout=60)
-        return self.process.returncode, rest.splitlines()
-
-
-@contextmanager
-def serving(engine: Path, *options: str, **environment: str) -> Iterator[Process]:
-    process = Process(engine, *options, **environment)
-    try:
-        yield process
-    finally:
-        if process.process.poll() is None:
-            process.process.kill()
-            process.process.communicate()
 
 
 def refused(url: str) -> bool:
@@ -77,7 +36,7 @@ def refused(url: str) -> bool:
 
 def test_answers_in_flight_end_whole_after_sigterm(llms: Engines) -> None:
     engine = llms["tiny"].engine.path
-    with serving(engine, "--served_model_name", "diarist") as server:
+    with serving(engine, "--port", 0, "--served_model_name", "diarist") as server:
         assert server.name == "diarist" and server.lines == [
             "where a request does not say: temperature 1.0",
             *server.lines[1:],
@@ -95,7 +54,7 @@ def test_answers_in_flight_end_whole_after_sigterm(llms: Engines) -> None:
 
 
 def test_what_does_not_end_in_time_is_cut(llms: Engines) -> None:
-    with serving(llms["tiny"].engine.path, "--drain_timeout", "0") as server:
+    with serving(llms["tiny"].engine.path, "--port", 0, "--drain_timeout", "0") as server:
         with httpx.stream(
             "POST", f"{server.url}/v1/completions", json={**LONG, "max_tokens": 500}, timeout=60
         ) as response:
@@ -108,7 +67,7 @@ def test_what_does_not_end_in_time_is_cut(llms: Engines) -> None:
 
 
 def test_a_second_signal_ends_it_at_once(llms: Engines) -> None:
-    with serving(llms["tiny"].engine.path) as server:
+    with serving(llms["tiny"].engine.path, "--port", 0) as server:
         host, port = server.url.removeprefix("http://").split(":")
         body = json.dumps({**LONG, "max_tokens": 500, "n": 8}).encode()
         with socket.create_connection((host, int(port))) as client:  # which does not read
@@ -125,7 +84,7 @@ def test_a_second_signal_ends_it_at_once(llms: Engines) -> None:
 
 
 def test_keys_of_the_environment(llms: Engines) -> None:
-    with serving(llms["tiny"].engine.path, DFLASH_TRT_API_KEY="one two") as server:
+    with serving(llms["tiny"].engine.path, "--port", 0, DFLASH_TRT_API_KEY="one two") as server:
         statuses = [
             httpx.get(f"{server.url}/v1/models", headers={"Authorization": f"Bearer {key}"}).status_code
             for key in ("one", "two", "one two", "three")
