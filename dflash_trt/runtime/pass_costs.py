@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import platform
-import statistics
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +25,8 @@ _SAMPLES = 9
 """The latest of a cell, whose median it takes: what else the machine does disturbs some."""
 _ENOUGH = 3
 """Samples of which one that is far off does not matter."""
+_HOPE = 0.75
+"""Share of what is concluded that is believed: what may be better than it seems is tried, and known after that."""
 _STORED = TypeAdapter(list[tuple[int, int, float]])
 _LOG = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ class PassCosts:
             self._samples[cell] = deque(maxlen=_SAMPLES)
         samples = self._samples[cell]
         samples.append(seconds)
-        self._medians[cell] = statistics.median(samples)
+        self._medians[cell] = sorted(samples)[len(samples) // 2]
         if len(samples) <= _ENOUGH:
             self._concluded.clear()
 
@@ -66,7 +67,8 @@ class PassCosts:
         if self._is_settled(cell):
             return self._medians[cell]
         if cell not in self._concluded:
-            self._concluded[cell] = self._conclude(cell)
+            found = self._conclude(cell)
+            self._concluded[cell] = None if found is None else _HOPE * found
         return self._concluded[cell]
 
     def _is_settled(self, cell: Cell) -> bool:
