@@ -22,7 +22,7 @@ from dflash_trt.engine.directory import Engine
 Cell = tuple[int, int]
 """Requests that decode, and tokens that the pass has of each."""
 _SAMPLES = 9
-"""The latest of a cell, whose median it takes: what else the machine does disturbs some."""
+"""The latest of a cell, whose lower quartile counts: what else a machine does makes steps slower, never faster."""
 _ENOUGH = 3
 """Samples of which one that is far off does not matter."""
 _HOPE = 0.75
@@ -40,7 +40,7 @@ class PassCosts:
 
     def __init__(self, file: Path | None = None) -> None:
         self._samples: dict[Cell, deque[float]] = {}
-        self._medians: dict[Cell, float] = {}
+        self._typical: dict[Cell, float] = {}
         self._concluded: dict[Cell, float | None] = {}
         """Of cells that were not run; forgotten when another is."""
         self._file = file
@@ -57,7 +57,7 @@ class PassCosts:
             self._samples[cell] = deque(maxlen=_SAMPLES)
         samples = self._samples[cell]
         samples.append(seconds)
-        self._medians[cell] = sorted(samples)[len(samples) // 2]
+        self._typical[cell] = sorted(samples)[len(samples) // 4]
         if len(samples) <= _ENOUGH:
             self._concluded.clear()
 
@@ -65,7 +65,7 @@ class PassCosts:
         """What such a step takes: measured, or concluded from what was; None before anything like it was."""
         cell = (rows, width)
         if self._is_settled(cell):
-            return self._medians[cell]
+            return self._typical[cell]
         if cell not in self._concluded:
             found = self._conclude(cell)
             self._concluded[cell] = None if found is None else _HOPE * found
@@ -76,22 +76,22 @@ class PassCosts:
 
     def _conclude(self, cell: Cell) -> float | None:
         """By the plane through the steps of its kind, and how far off that is at the nearest of the same width."""
-        alike = [each for each in self._medians if (each[1] > 1) == (cell[1] > 1)]
+        alike = [each for each in self._typical if (each[1] > 1) == (cell[1] > 1)]
         if not alike:
             return None
         alike = [each for each in alike if self._is_settled(each)] or alike
-        plane = _fit(alike, [self._medians[each] for each in alike])
+        plane = _fit(alike, [self._typical[each] for each in alike])
         same_width = [each for each in alike if each[1] == cell[1]]
         if not same_width:
             return _at(plane, cell)
         nearest = min(same_width, key=lambda each: abs(each[0] - cell[0]))
-        return _at(plane, cell) * self._medians[nearest] / _at(plane, nearest)
+        return _at(plane, cell) * self._typical[nearest] / _at(plane, nearest)
 
     def save(self) -> None:
         """Write them for the next start. A cache that cannot be written costs no more than learning anew."""
-        if self._file is None or not self._medians:
+        if self._file is None or not self._typical:
             return
-        rows = [[*cell, seconds] for cell, seconds in sorted(self._medians.items())]
+        rows = [[*cell, seconds] for cell, seconds in sorted(self._typical.items())]
         with suppress(OSError):
             self._file.parent.mkdir(parents=True, exist_ok=True)
             part = self._file.with_suffix(f".{os.getpid()}")
