@@ -14,6 +14,11 @@ from dflash_trt.runtime.request import Request
 
 _PROBING = 0.01
 """Share of the time that may go into looking whether another window is better by now."""
+_MEMORY = 32
+"""Verifications that a request's acceptance is estimated from."""
+_MEMORY_OF_ALL = 1000
+_WEIGHT_OF_ALL = 16
+"""Verifications of a request that count as much as those of all others together."""
 _HOPEFUL = 0.7
 """What a guess is thought to be worth before any was verified."""
 
@@ -57,7 +62,7 @@ class AdaptiveWindow:
     def __init__(self, block_size: int, costs: PassCosts) -> None:
         self._block_size = block_size
         self._costs = costs
-        self._of_all = Acceptance([_HOPEFUL] * (block_size - 1), weight=1)
+        self._of_all = Acceptance([_HOPEFUL] * (block_size - 1), weight=1, memory=_MEMORY_OF_ALL)
         self._allowance = 0.0
         """Seconds that a probe may lose."""
         self._probes = 0
@@ -74,7 +79,7 @@ class AdaptiveWindow:
     ) -> None:
         """See `WindowPolicy.observe`."""
         self._costs.observe(len(requests), max(windows), seconds)
-        self._allowance += _PROBING * seconds
+        self._allowance += _PROBING * (self._costs.seconds(len(requests), max(windows)) or 0.0)
         for request, window, agreed in zip(requests, windows, accepted, strict=True):
             if window > 1:
                 self._of_all.observe(window - 1, agreed)
@@ -82,7 +87,7 @@ class AdaptiveWindow:
 
     def _acceptance(self, request: Request) -> Acceptance:
         if request.acceptance is None:
-            request.acceptance = Acceptance(list(self._of_all.likely), weight=4)
+            request.acceptance = Acceptance(list(self._of_all.likely), weight=_WEIGHT_OF_ALL, memory=_MEMORY)
         return request.acceptance
 
     def _expected(self, request: Request) -> list[float]:
