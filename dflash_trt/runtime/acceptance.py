@@ -5,9 +5,6 @@ from __future__ import annotations
 from itertools import accumulate
 from operator import mul
 
-_MEMORY = 16
-"""Observations that an estimate rests on: it follows a text that becomes easier or harder."""
-
 
 class Acceptance:
     """Of one request, or of all.
@@ -18,16 +15,18 @@ class Acceptance:
     Args:
         likely: of each place, the probability to begin with.
         weight: observations that this counts as.
+        memory: observations that an estimate rests on at most; it follows a text that becomes easier or harder.
     """
 
-    def __init__(self, likely: list[float], weight: int) -> None:
+    def __init__(self, likely: list[float], *, weight: int, memory: int) -> None:
         self.likely = likely
+        self._memory = memory
         self._seen = [weight] * len(likely)
 
     def observe(self, guesses: int, accepted: int) -> None:
         """A verification agreed with `accepted` of its `guesses`."""
         for place in range(min(accepted + 1, guesses)):
-            self._seen[place] = seen = min(self._seen[place] + 1, _MEMORY)
+            self._seen[place] = seen = min(self._seen[place] + 1, self._memory)
             self.likely[place] += ((place < accepted) - self.likely[place]) / seen
 
     def expected_tokens(self) -> list[float]:

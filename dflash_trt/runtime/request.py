@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from dflash_trt.runtime.acceptance import Acceptance
 from dflash_trt.runtime.detokenizer import Detokenizer
 from dflash_trt.runtime.sampling import Penalties, SamplingParams
 
@@ -95,6 +96,8 @@ class Request:
         self.tokens = list(prompt)
         self.penalties = Penalties.of(params, prompt, vocab_size)
         self.statistics = Statistics()
+        self.acceptance: Acceptance | None = None
+        """For what chooses the windows of its verifications."""
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None
         """Why it ended, where the reason is "error"."""

@@ -6,9 +6,7 @@ A drafter always drafts its whole block; a window of w verifies w - 1 of its gue
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
-from weakref import WeakKeyDictionary
 
 from dflash_trt.runtime.acceptance import Acceptance
 from dflash_trt.runtime.pass_costs import PassCosts
@@ -16,6 +14,11 @@ from dflash_trt.runtime.request import Request
 
 _PROBING = 0.01
 """Share of the time that may go into looking whether another window is better by now."""
+_MEMORY = 32
+"""Verifications that a request's acceptance is estimated from."""
+_MEMORY_OF_ALL = 1000
+_WEIGHT_OF_ALL = 16
+"""Verifications of a request that count as much as those of all others together."""
 _HOPEFUL = 0.7
 """What a guess is thought to be worth before any was verified."""
 
@@ -59,65 +62,67 @@ class AdaptiveWindow:
     def __init__(self, block_size: int, costs: PassCosts) -> None:
         self._block_size = block_size
         self._costs = costs
-        self._of_all = Acceptance([_HOPEFUL] * (block_size - 1), weight=1)
-        self._of_each: WeakKeyDictionary[Request, Acceptance] = WeakKeyDictionary()
+        self._of_all = Acceptance([_HOPEFUL] * (block_size - 1), weight=1, memory=_MEMORY_OF_ALL)
         self._allowance = 0.0
         """Seconds that a probe may lose."""
-        self._turn = 0
+        self._probes = 0
 
     def choose(self, requests: Sequence[Request]) -> list[int]:
         """See `WindowPolicy.choose`."""
-        expected = [self._acceptance(request).expected_tokens() for request in requests]
-        promises: list[_Promise] = []
-        # Wide ones first: where nothing is known yet, the first step drafts and the second does not.
-        for window in range(self._block_size, 0, -1):
-            widths = [_width(request, window) for request in requests]
-            seconds = self._costs.seconds(len(requests), max(widths))
-            if seconds is None:
-                return widths
-            tokens = sum(each[width - 1] for each, width in zip(expected, widths, strict=True))
-            promises.append(_Promise(window, widths, tokens, seconds))
-        best = max(promises, key=lambda promise: promise.tokens / promise.seconds)
-        return self._probe(promises, best).widths
+        tokens = list(map(sum, zip(*map(self._expected, requests), strict=True)))
+        seconds = [self._costs.seconds(len(requests), width) for width in self._widest(requests)]
+        window = self._decide(tokens, seconds)
+        return [_width(request, window) for request in requests]
 
     def observe(
         self, requests: Sequence[Request], windows: Sequence[int], accepted: Sequence[int], seconds: float
     ) -> None:
         """See `WindowPolicy.observe`."""
         self._costs.observe(len(requests), max(windows), seconds)
-        self._allowance += _PROBING * seconds
+        self._allowance += _PROBING * (self._costs.seconds(len(requests), max(windows)) or 0.0)
         for request, window, agreed in zip(requests, windows, accepted, strict=True):
-            self._of_all.observe(window - 1, agreed)
-            self._acceptance(request).observe(window - 1, agreed)
-
-    def _probe(self, promises: Sequence[_Promise], best: _Promise) -> _Promise:
-        """The best window, or another whose turn it is to be looked at, once that loses no more than is allowed."""
-        turn = (self._block_size, best.window - 1, best.window + 1)[self._turn]
-        probe = promises[self._block_size - turn] if 1 <= turn <= self._block_size else best
-        loss = probe.seconds - probe.tokens * best.seconds / best.tokens
-        if probe.widths != best.widths and loss > self._allowance:
-            return best
-        self._turn = (self._turn + 1) % 3
-        if probe.widths == best.widths:
-            return best
-        self._allowance -= loss
-        return probe
+            if window > 1:
+                self._of_all.observe(window - 1, agreed)
+                self._acceptance(request).observe(window - 1, agreed)
 
     def _acceptance(self, request: Request) -> Acceptance:
-        found = self._of_each.get(request)
-        if found is None:
-            found = self._of_each[request] = Acceptance(list(self._of_all.likely), weight=4)
-        return found
+        if request.acceptance is None:
+            request.acceptance = Acceptance(list(self._of_all.likely), weight=_WEIGHT_OF_ALL, memory=_MEMORY)
+        return request.acceptance
 
+    def _expected(self, request: Request) -> list[float]:
+        """[b] tokens that it emits with every window of the batch, 1 to the block size."""
+        tokens = self._acceptance(request).expected_tokens()
+        if request.verify_window is None and request.remaining >= self._block_size:
+            return tokens
+        return [tokens[_width(request, window) - 1] for window in range(1, self._block_size + 1)]
 
-@dataclass(frozen=True)
-class _Promise:
-    """What a step with a window is expected to emit and to take."""
+    def _widest(self, requests: Sequence[Request]) -> list[int]:
+        """[b] the most tokens that a pass has of a request, with every window of the batch."""
+        free = max((request.remaining for request in requests if request.verify_window is None), default=1)
+        own = max((_width(request, 1) for request in requests), default=1)
+        return [max(own, min(window, free)) for window in range(1, self._block_size + 1)]
 
-    window: int
-    widths: list[int]
-    tokens: float
-    seconds: float
+    def _decide(self, tokens: Sequence[float], seconds: Sequence[float | None]) -> int:
+        """The best window, or another whose turn it is to be looked at, once that loses no more than is allowed.
+
+        Where nothing is known yet, the first step drafts and the second does not.
+        """
+        unknown = [index + 1 for index, each in enumerate(seconds) if each is None]
+        if unknown:
+            return unknown[-1]
+        taken = [each or 0.0 for each in seconds]
+        rates = [token / second for token, second in zip(tokens, taken, strict=True)]
+        best = rates.index(max(rates))
+        probe = (self._block_size - 1, best - 1, 0, best + 1)[self._probes % 4]
+        if not 0 <= probe < self._block_size:
+            probe = best
+        loss = taken[probe] - tokens[probe] / rates[best]
+        if loss > self._allowance:
+            return best + 1
+        self._probes += 1
+        self._allowance -= loss
+        return probe + 1
 
 
 def _width(request: Request, window: int) -> int:
