@@ -7,6 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from dflash_trt.checkpoint.encoding import Message, encode_conversation, encode_
 from dflash_trt.engine.directory import open_engine
 from dflash_trt.errors import UserError
 from dflash_trt.runtime.detokenizer import Detokenizer
+from dflash_trt.runtime.grammar import GrammarCompiler, GrammarMask
 from dflash_trt.runtime.launch import open_executor
+from dflash_trt.runtime.logprobs import TokenLogprobs
 from dflash_trt.runtime.pass_costs import PassCosts, costs_file
 from dflash_trt.runtime.request import FinishReason, Request, Statistics
 from dflash_trt.runtime.sampling import SamplingParams
@@ -36,12 +39,21 @@ class CompletionOutput:
     seed: int
     """What repeats a sampled output."""
     statistics: Statistics
+    logprobs: list[TokenLogprobs] | None
+    """Of each token, where the parameters ask for them."""
 
     @classmethod
     def of(cls, request: Request) -> CompletionOutput:
         """The output of a finished request."""
         assert request.finish_reason is not None and request.params.seed is not None
-        return cls(request.text, request.output, request.finish_reason, request.params.seed, request.statistics)
+        return cls(
+            request.text,
+            request.output,
+            request.finish_reason,
+            request.params.seed,
+            request.statistics,
+            request.logprobs if request.params.logprobs is not None else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -102,7 +114,11 @@ class TokenStream(Iterator[Emission]):
         return sum(request.statistics.output_tokens + request.remaining for each in self._requests for request in each)
 
     def __next__(self) -> Emission:
-        """The next token of any request."""
+        """The next token of any request.
+
+        Raises:
+            UserError: a request ended in an error.
+        """
         while not self._ready:
             if self._scheduler.idle:
                 raise StopIteration
@@ -110,6 +126,9 @@ class TokenStream(Iterator[Emission]):
             started = time.perf_counter()
             self._ready.extend(self._scheduler.step())
             self._seconds += time.perf_counter() - started
+            for request in self._scheduler.ended:
+                if request.error is not None:
+                    raise UserError(request.error)
         return self._ready.popleft()
 
     def _claim_slots(self) -> None:
@@ -258,7 +277,7 @@ class LLM:
             priority, deadline, verify_window: as `Request` has them.
 
         Raises:
-            UserError: the prompt is empty or too long, or has ids that are none.
+            UserError: the prompt is empty, too long or has ids that are none, or a parameter does not fit the engine.
         """
         ids = encode_text(self.tokenizer, prompt, where) if isinstance(prompt, str) else list(prompt)
         target, limit = self.engine.config.pretrained_config, self.executor.max_seq_len
@@ -271,6 +290,11 @@ class LLM:
                 f"{where}: has {len(ids)} tokens; the engine's max_seq_len of {limit} leaves room for "
                 f"{limit - 1} and one of output"
             )
+        strange = [token for token in params.logit_bias or () if not 0 <= token < target.vocab_size]
+        if strange:
+            raise UserError(
+                f"{where}: logit_bias has token {strange[0]}; the vocabulary has 0 to {target.vocab_size - 1}"
+            )
         eos = () if params.ignore_eos else target.eos_token_ids
         return Request(
             ids,
@@ -279,10 +303,20 @@ class LLM:
             stop_token_ids={*eos, *params.stop_token_ids},
             detokenizer=Detokenizer(self.tokenizer, params.stop),
             vocab_size=target.vocab_size,
+            grammar=self._grammar(params),
             priority=priority,
             deadline=deadline,
             verify_window=self._checked_window(verify_window),
         )
+
+    def _grammar(self, params: SamplingParams) -> GrammarMask | None:
+        form = params.structured_outputs
+        return None if form is None else self._grammar_compiler.mask(form)
+
+    @cached_property
+    def _grammar_compiler(self) -> GrammarCompiler:
+        target = self.engine.config.pretrained_config
+        return GrammarCompiler(self.tokenizer, target.vocab_size, target.eos_token_ids)
 
     def _checked_window(self, window: int | None) -> int | None:
         block_size = self.executor.block_size

@@ -11,7 +11,7 @@ from dflash_trt.runtime.kept import KeptSequences
 from dflash_trt.runtime.logprobs import TokenLogprobs
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import Sampling
-from dflash_trt.runtime.speculative import decode, prefill
+from dflash_trt.runtime.speculative import Block, decode, prefill
 from dflash_trt.runtime.step import Executor
 from dflash_trt.runtime.waiting import WaitingQueue
 from dflash_trt.runtime.window import WindowPolicy
@@ -148,15 +148,15 @@ class Scheduler:
             return []
         prompt = self.prefilling
         self.target_passes += 1
-        prompt.kv_len, token = prefill(self._executor, prompt.request, prompt.slot, prompt.kv_len, prompt.sampling)
-        if token is None:
+        prompt.kv_len, block = prefill(self._executor, prompt.request, prompt.slot, prompt.kv_len, prompt.sampling)
+        if block is None:
             return []
-        emission = Emission(prompt.request, token, prompt.request.append(token), drafted=False)
+        emissions = _emit(prompt.request, block)
         if prompt.request.finish_reason is None:
             self._start(prompt)
         else:
             self._end_prompt(prompt)
-        return [emission]
+        return emissions
 
     def _admit(self, request: Request) -> Prefill:
         """A slot for a request, and in it what it shares with a kept sequence.
@@ -176,7 +176,7 @@ class Scheduler:
                 self._executor.move_slot(match.slot, slot, match.length)
         shared = 0 if match is None else match.length
         self.prefix_hits += shared
-        return Prefill(request, slot, Sampling.of([request.params], [request.penalties]), shared)
+        return Prefill(request, slot, Sampling.of([request.params], [request.edits]), shared)
 
     def _start(self, prompt: Prefill) -> None:
         """Let a request decode. Others may have ended while its prompt ran, and left a hole before it."""
@@ -191,28 +191,26 @@ class Scheduler:
     def _end_prompt(self, prompt: Prefill) -> None:
         self.prefilling = None
         self.ended.append(prompt.request)
-        if self._reuse_prefixes:
+        if self._reuse_prefixes and prompt.request.error is None:
             self.kept.keep(prompt.slot, prompt.request.tokens[: prompt.kv_len])
 
     def _decode(self) -> list[Emission]:
         if self._sampling is None:
             self._sampling = Sampling.of(
-                [request.params for request in self.running], [request.penalties for request in self.running]
+                [request.params for request in self.running], [request.edits for request in self.running]
             )
         self.target_passes += 1
         windows = self._windows.choose(self.running)
         started = self._clock()
         blocks = decode(self._executor, self.running, self._sampling, windows)
-        self._windows.observe(self.running, windows, [len(block) - 1 for block in blocks], self._clock() - started)
+        accepted = [max(0, len(block.tokens) - 1) for block in blocks]
+        self._windows.observe(self.running, windows, accepted, self._clock() - started)
         self.window = max(windows)
         emissions = []
         for request, block in zip(self.running, blocks, strict=True):
-            for index, token in enumerate(block):
-                request.statistics.decoded_tokens += 1
-                drafted = index < len(block) - 1
-                emissions.append(Emission(request, token, request.append(token), drafted))
-                if request.finish_reason is not None:
-                    break
+            emitted = _emit(request, block)
+            request.statistics.decoded_tokens += len(emitted)
+            emissions += emitted
         self._retire()
         return emissions
 
@@ -221,7 +219,7 @@ class Scheduler:
             if self.running[slot].finish_reason is None:
                 continue
             self.ended.append(self.running[slot])
-            if self._reuse_prefixes:
+            if self._reuse_prefixes and self.running[slot].error is None:
                 self._keep(slot)
             last = self.running.pop()
             if slot < len(self.running):
@@ -256,3 +254,17 @@ class Scheduler:
         under_way = self.prefilling.slot if self.prefilling is not None else None
         behind = range(len(self.running), self._executor.max_batch_size)
         return [slot for slot in behind if slot not in self.kept and slot != under_way]
+
+
+def _emit(request: Request, block: Block) -> list[Emission]:
+    """Give a request its tokens, up to the one that ends it."""
+    if block.error is not None:
+        request.fail(block.error)
+    emissions = []
+    for index, token in enumerate(block.tokens):
+        drafted = index < len(block.tokens) - 1
+        logprobs = block.logprobs[index] if block.logprobs else None
+        emissions.append(Emission(request, token, request.append(token, logprobs), drafted, logprobs))
+        if request.finish_reason is not None:
+            break
+    return emissions
