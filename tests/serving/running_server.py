@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,7 @@ import uvicorn
 
 from dflash_trt.runtime.llm import LLM
 from dflash_trt.serving.app import create_app
-from dflash_trt.serving.engine_thread import EngineThread
+from dflash_trt.serving.engine_thread import EngineThread, Snapshot
 from dflash_trt.serving.server import bind
 from dflash_trt.serving.settings import ServerSettings
 
@@ -58,6 +58,22 @@ class RunningServer:
             yield
         finally:
             go_on.set()
+
+    @property
+    def slots_in_use(self) -> int:
+        """Slots that are taken, and requests that wait for one."""
+        with self.paused():
+            snapshot: Snapshot = self.engine._look()
+            return snapshot.running + snapshot.waiting
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    """Wait half a minute at most."""
+    for _ in range(6000):
+        if holds():
+            return
+        threading.Event().wait(0.005)
+    raise AssertionError("it never came")
 
 
 @contextmanager
