@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import socket
 from typing import Any
 
 import pytest
@@ -15,12 +13,8 @@ LONG: dict[str, Any] = {"prompt": "Saturday", "max_tokens": 480, "ignore_eos": T
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_requests_of_a_client_that_is_gone_are_cancelled(server: RunningServer, stream: bool) -> None:
-    body = json.dumps({**LONG, "stream": stream, "n": 3}).encode()
-    host, port = server.url.removeprefix("http://").split(":")
     with server.paused():
-        with socket.create_connection((host, int(port))) as client:
-            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
-            client.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
+        with server.connect("/v1/completions", **LONG, stream=stream, n=3):
             wait_until(lambda: server.engine.open_requests == 3)
         wait_until(lambda: not stream or server.engine.open_requests in (0, 3))
     wait_until(lambda: server.engine.open_requests == 0)
