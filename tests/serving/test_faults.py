@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -14,7 +16,7 @@ from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.scheduler import Emission
 from tests.conftest import Engines
 from tests.serving.running_server import RunningServer, running, wait_until
-from tests.serving.server_process import serving
+from tests.serving.server_process import refused, serving
 
 LONG: dict[str, Any] = {"prompt": "Saturday", "max_tokens": 480, "ignore_eos": True, "temperature": 0}
 FAILING = """
@@ -109,3 +111,35 @@ def test_a_server_whose_engine_fails_ends_and_says_why(llms: Engines) -> None:
     assert lines == [
         "dflash-trt: internal error, ValueError: the fifth step was the last (--debug before the command shows where)"
     ]
+
+
+def test_sigterm_under_load_cuts_no_answer(llms: Engines, alone: LLM) -> None:
+    """More are asked for than there are slots: the first wait for all of their outputs, the others read streams."""
+    whole = {**LONG, "max_tokens": 200, "n": 8}
+    sampled: dict[str, Any] = {"prompt": "On Monday", "max_tokens": 60, "temperature": 0.8, "seed": 3, "n": 2}
+    outputs = alone.generate(["On Monday"], SamplingParams(max_tokens=60, temperature=0.8, seed=3, n=2))[0].outputs
+    begun = threading.Semaphore(0)
+
+    def read() -> list[str]:
+        texts = [""] * len(outputs)
+        with httpx.stream("POST", url, json={**sampled, "stream": True}, timeout=60) as response:
+            begun.release()
+            events = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+        assert events.pop() == "[DONE]"
+        for choice in (choice for event in events for choice in json.loads(event)["choices"]):
+            texts[choice["index"]] += choice["text"]
+        return texts
+
+    with serving(llms["tiny"].engine.path, "--port", 0) as server, ThreadPoolExecutor(8) as clients:
+        url = f"{server.url}/v1/completions"
+        first = [clients.submit(httpx.post, url, json=whole, timeout=60) for _ in range(2)]
+        wait_until(lambda: httpx.get(f"{server.url}/load").json() == {"server_load": 16})
+        others = [clients.submit(read) for _ in range(6)]
+        assert all(begun.acquire(timeout=60) for _ in others)
+        assert not any(client.done() for client in others), "they wait behind the first"
+        server.process.send_signal(signal.SIGTERM)
+        wait_until(lambda: refused(server.url))
+        assert [client.result(60) for client in others] == [[output.text for output in outputs]] * len(others)
+        for answer in (client.result(60) for client in first):
+            assert (answer.status_code, answer.json()["usage"]["completion_tokens"]) == (200, 8 * 200)
+        assert server.end() == (0, [])
