@@ -42,7 +42,8 @@ def server(engine: Path) -> Iterator[Process]:
 
 
 def ranks_of(server: Process) -> list[psutil.Process]:
-    return psutil.Process(server.process.pid).children()
+    children: list[psutil.Process] = psutil.Process(server.process.pid).children()
+    return children
 
 
 def assert_ended(server: Process) -> None:

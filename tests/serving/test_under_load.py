@@ -50,7 +50,9 @@ class Client:
             "top_p": draw.choice([1.0, 0.9]),
         }
         params |= draw.choice([{}, {"stop": ["the", " b"]}, {"presence_penalty": 1.5}, {"frequency_penalty": -0.5}])
-        ours = draw.choice([{}, {"top_k": 5}, {"min_p": 0.1}, {"repetition_penalty": 1.3}, {"ignore_eos": True}])
+        ours: dict[str, Any] = draw.choice(
+            [{}, {"top_k": 5}, {"min_p": 0.1}, {"repetition_penalty": 1.3}, {"ignore_eos": True}]
+        )
         return cls(number, messages, text, how, params, ours)
 
     @property
