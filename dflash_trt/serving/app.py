@@ -61,7 +61,7 @@ def create_app(llm: LLM, settings: ServerSettings) -> FastAPI:
         yield
         await engine.stop()
 
-    app = FastAPI(title="dflash-trt", version=__version__, lifespan=lifespan)
+    app = FastAPI(title="dflash-trt", version=__version__, lifespan=lifespan, redirect_slashes=False)
     app.state.service = service
     for router in (
         models_router(service),
