@@ -59,6 +59,9 @@ class Scheduler:
             tokens that it shares with the most similar of these, or of what is running. Both caches have one length,
             so that a drafter guesses as well as after a prompt that was run.
         clock: what deadlines are told by and steps are timed with, in seconds.
+
+    Raises:
+        UserError: the executor has not so many slots.
     """
 
     def __init__(
@@ -83,6 +86,11 @@ class Scheduler:
         """Prompt tokens of requests that got a slot, where prefixes are reused."""
         self.prefix_hits = 0
         """Those of them that were in the caches."""
+        if max_batch_size is not None and not 1 <= max_batch_size <= executor.max_batch_size:
+            raise UserError(
+                f"max_batch_size is {max_batch_size}, it must be 1 to the engine's max_batch_size of "
+                f"{executor.max_batch_size}"
+            )
         self.max_batch_size = executor.max_batch_size if max_batch_size is None else max_batch_size
         self._executor = executor
         self._windows = windows

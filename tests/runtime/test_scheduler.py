@@ -267,3 +267,9 @@ def test_a_less_urgent_prompt_does_not_overtake() -> None:
     scheduler.step()
     scheduler.add([request([50], 1, priority=1)])
     assert [scheduler.step() for _ in range(8)] == [[]] * 8
+
+
+@pytest.mark.parametrize("slots", [0, 3])
+def test_more_slots_than_there_are_are_refused(slots: int) -> None:
+    with pytest.raises(UserError, match=f"max_batch_size is {slots}.* 2$"):
+        Scheduler(SimulatedExecutor(2), FixedWindow(1), max_batch_size=slots)
