@@ -19,7 +19,8 @@ setup(
     packages=[*find_packages(include=["dflash_trt", "dflash_trt.*"]), "dflash_trt.examples", "dflash_trt.plugins"],
     package_dir={"dflash_trt.examples": "examples", "dflash_trt.plugins": "plugins"},
     package_data={
-        "dflash_trt.examples": ["smollm2-135m/drafter/*", "smollm2-135m/*.jsonl", "tiny/target/*", "tiny/drafter/*"]
+        "dflash_trt.serving": ["page.html"],
+        "dflash_trt.examples": ["smollm2-135m/drafter/*", "smollm2-135m/*.jsonl", "tiny/target/*", "tiny/drafter/*"],
     },
     install_requires=[
         "torch>=2.9",
@@ -42,6 +43,7 @@ setup(
         # Kernels of our plugin; torch for CUDA brings it, torch for CPUs does not.
         "plugins": ["triton>=3.6"],
         # ModelOpt 0.47 imports requests without declaring it.
+        "benchmarks": ["matplotlib>=3.9", "scipy>=1.13"],
         "quantize": ["nvidia-modelopt==0.47.0", "requests"],
         "test": [
             "pytest>=8",

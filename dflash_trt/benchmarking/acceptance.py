@@ -15,6 +15,7 @@ from dflash_trt.runtime.request import Request, Statistics
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.scheduler import Scheduler
 from dflash_trt.runtime.torch_executor import TorchExecutor
+from dflash_trt.runtime.window import FixedWindow
 
 _BATCH_SIZE = 8
 _PROMPT_ROWS = 512
@@ -93,7 +94,7 @@ def measure_acceptance(
         )
         for prompt in prompts
     ]
-    scheduler = Scheduler(executor, executor.block_size)
+    scheduler = Scheduler(executor, FixedWindow(executor.block_size))
     scheduler.add(requests)
     ended = 0
     while not scheduler.idle:

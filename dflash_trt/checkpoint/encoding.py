@@ -10,22 +10,25 @@ from transformers import PreTrainedTokenizerFast
 
 from dflash_trt.errors import UserError
 
-Message = dict[str, str]
+Message = dict[str, Any]
 """A turn of a conversation: "role", "content", and what else the chat template reads."""
 
 
-def encode_text(tokenizer: PreTrainedTokenizerFast, text: str, where: str) -> list[int]:
-    """The ids of a text as it is, with the special tokens that the tokenizer puts around texts.
+def encode_text(
+    tokenizer: PreTrainedTokenizerFast, text: str, where: str, *, add_special_tokens: bool = True
+) -> list[int]:
+    """The ids of a text as it is.
 
     Args:
         tokenizer: the model's.
         text: any text.
         where: what a refusal names: a file and line, a prompt.
+        add_special_tokens: those that the tokenizer puts around texts.
 
     Raises:
         UserError: the text holds a surrogate, which is no character.
     """
-    return _encode(tokenizer, text, where, add_special_tokens=True)
+    return _encode(tokenizer, text, where, add_special_tokens=add_special_tokens)
 
 
 def encode_conversation(

@@ -16,6 +16,7 @@ from dflash_trt.cli.demo import demo
 from dflash_trt.cli.doctor import doctor
 from dflash_trt.cli.inspect import inspect
 from dflash_trt.cli.run import run
+from dflash_trt.cli.serve import serve
 from dflash_trt.errors import UserError
 
 
@@ -40,7 +41,7 @@ def cli(context: click.Context, debug: bool) -> None:
         click.echo(context.get_help())
 
 
-for command in (build, convert, demo, doctor, inspect, run):
+for command in (build, convert, demo, doctor, inspect, run, serve):
     cli.add_command(command)
 
 

@@ -7,6 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,15 @@ from dflash_trt.checkpoint.encoding import Message, encode_conversation, encode_
 from dflash_trt.engine.directory import open_engine
 from dflash_trt.errors import UserError
 from dflash_trt.runtime.detokenizer import Detokenizer
+from dflash_trt.runtime.grammar import GrammarCompiler, GrammarMask
 from dflash_trt.runtime.launch import open_executor
+from dflash_trt.runtime.logprobs import TokenLogprobs
+from dflash_trt.runtime.pass_costs import PassCosts, costs_file
 from dflash_trt.runtime.request import FinishReason, Request, Statistics
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.scheduler import Emission, Scheduler
 from dflash_trt.runtime.step import Executor
+from dflash_trt.runtime.window import AdaptiveWindow, FixedWindow, WindowPolicy
 
 Prompt = str | Sequence[int]
 GREEDY = SamplingParams()
@@ -34,12 +39,21 @@ class CompletionOutput:
     seed: int
     """What repeats a sampled output."""
     statistics: Statistics
+    logprobs: list[TokenLogprobs] | None
+    """Of each token, where the parameters ask for them."""
 
     @classmethod
     def of(cls, request: Request) -> CompletionOutput:
         """The output of a finished request."""
         assert request.finish_reason is not None and request.params.seed is not None
-        return cls(request.text, request.output, request.finish_reason, request.params.seed, request.statistics)
+        return cls(
+            request.text,
+            request.output,
+            request.finish_reason,
+            request.params.seed,
+            request.statistics,
+            request.logprobs if request.params.logprobs is not None else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -80,14 +94,16 @@ class TokenStream(Iterator[Emission]):
     It may be left and taken up again: no token is lost between.
     """
 
-    def __init__(self, llm: LLM, prompts: Sequence[Prompt], params: Sequence[SamplingParams], window: int) -> None:
+    def __init__(
+        self, llm: LLM, prompts: Sequence[Prompt], params: Sequence[SamplingParams], windows: WindowPolicy
+    ) -> None:
         self._llm = llm
         self._prompts = prompts
         self._requests = [
             [llm.new_request(prompt, one, where=f"prompt {index}") for one in each.each()]
             for index, (prompt, each) in enumerate(zip(prompts, params, strict=True))
         ]
-        self._scheduler = Scheduler(llm.executor, window)
+        self._scheduler = Scheduler(llm.executor, windows)
         self._scheduler.add(request for requests in self._requests for request in requests)
         self._seconds = 0.0
         self._ready: deque[Emission] = deque()
@@ -98,7 +114,11 @@ class TokenStream(Iterator[Emission]):
         return sum(request.statistics.output_tokens + request.remaining for each in self._requests for request in each)
 
     def __next__(self) -> Emission:
-        """The next token of any request."""
+        """The next token of any request.
+
+        Raises:
+            UserError: a request ended in an error.
+        """
         while not self._ready:
             if self._scheduler.idle:
                 raise StopIteration
@@ -106,6 +126,9 @@ class TokenStream(Iterator[Emission]):
             started = time.perf_counter()
             self._ready.extend(self._scheduler.step())
             self._seconds += time.perf_counter() - started
+            for request in self._scheduler.ended:
+                if request.error is not None:
+                    raise UserError(request.error)
         return self._ready.popleft()
 
     def _claim_slots(self) -> None:
@@ -151,14 +174,17 @@ class LLM:
         self.executor: Executor
         self.executor, end = open_executor(self.engine, device)
         self._end = weakref.finalize(self, end)
-        self.slots_used_by: TokenStream | None = None
-        """The call whose sequences are in the caches: one at a time has them."""
+        self._costs = PassCosts(costs_file(self.engine))
+        self._remember = weakref.finalize(self, self._costs.save)
+        self.slots_used_by: object = None
+        """Whose sequences are in the caches, a call's or a server's: one at a time has them."""
 
     def close(self) -> None:
         """End the other ranks of an engine that has some; so do leaving a `with`, and this object's end.
 
         It is not to be used after that.
         """
+        self._remember()
         self._end()
 
     def __enter__(self) -> LLM:
@@ -179,8 +205,8 @@ class LLM:
         Args:
             prompts: texts, encoded as they are, or lists of token ids. A single text is a list of one.
             params: one for all prompts, or one each.
-            verify_window: tokens that a pass verifies for a request, 1 (no speculation) to the block size; None is the
-                block size. Output does not depend on it.
+            verify_window: tokens that a pass verifies for a request, 1 (no speculation) to the block size; None is what
+                gives the most tokens a second, step by step. Output does not depend on it.
 
         Raises:
             UserError: a prompt is empty or too long, or a parameter is out of range.
@@ -198,12 +224,21 @@ class LLM:
         prompts = [prompts] if isinstance(prompts, str) else prompts
         if any(isinstance(prompt, int) for prompt in prompts):
             raise UserError("the prompts are one list of token ids; give a list of such lists")
-        window = self._checked_window(verify_window) or self.executor.block_size
+        windows = self.windows(verify_window)
         if isinstance(params, SamplingParams):
             params = [params] * len(prompts)
         if len(params) != len(prompts):
             raise UserError(f"{len(params)} sampling parameters for {len(prompts)} prompts; give one, or one each")
-        return TokenStream(self, prompts, params, window)
+        return TokenStream(self, prompts, params, windows)
+
+    def windows(self, verify_window: int | None) -> WindowPolicy:
+        """A window for all requests, or None: one that adapts, by what passes of this engine take on this machine.
+
+        Raises:
+            UserError: it is not 1 to the block size.
+        """
+        window = self._checked_window(verify_window)
+        return AdaptiveWindow(self.executor.block_size, self._costs) if window is None else FixedWindow(window)
 
     def encode_chat(self, messages: Sequence[Message], /, **template_arguments: Any) -> list[int]:
         """The token ids of a conversation, up to where the assistant answers.
@@ -242,7 +277,7 @@ class LLM:
             priority, deadline, verify_window: as `Request` has them.
 
         Raises:
-            UserError: the prompt is empty or too long, or has ids that are none.
+            UserError: the prompt is empty, too long or has ids that are none, or a parameter does not fit the engine.
         """
         ids = encode_text(self.tokenizer, prompt, where) if isinstance(prompt, str) else list(prompt)
         target, limit = self.engine.config.pretrained_config, self.executor.max_seq_len
@@ -255,6 +290,11 @@ class LLM:
                 f"{where}: has {len(ids)} tokens; the engine's max_seq_len of {limit} leaves room for "
                 f"{limit - 1} and one of output"
             )
+        strange = [token for token in params.logit_bias or () if not 0 <= token < target.vocab_size]
+        if strange:
+            raise UserError(
+                f"{where}: logit_bias has token {strange[0]}; the vocabulary has 0 to {target.vocab_size - 1}"
+            )
         eos = () if params.ignore_eos else target.eos_token_ids
         return Request(
             ids,
@@ -263,10 +303,20 @@ class LLM:
             stop_token_ids={*eos, *params.stop_token_ids},
             detokenizer=Detokenizer(self.tokenizer, params.stop),
             vocab_size=target.vocab_size,
+            grammar=self._grammar(params),
             priority=priority,
             deadline=deadline,
             verify_window=self._checked_window(verify_window),
         )
+
+    def _grammar(self, params: SamplingParams) -> GrammarMask | None:
+        form = params.structured_outputs
+        return None if form is None else self._grammar_compiler.mask(form)
+
+    @cached_property
+    def _grammar_compiler(self) -> GrammarCompiler:
+        target = self.engine.config.pretrained_config
+        return GrammarCompiler(self.tokenizer, target.vocab_size, target.eos_token_ids)
 
     def _checked_window(self, window: int | None) -> int | None:
         block_size = self.executor.block_size

@@ -1,21 +1,49 @@
-"""The choice of a token where each rank has the logits of its part of the vocabulary."""
+"""The choice of tokens where each rank has the logits of its part of the vocabulary."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from dflash_trt.errors import UserError
 from dflash_trt.ops.ranks import Ranks, vocabulary_part
+from dflash_trt.runtime.logprobs import log_probabilities
 from dflash_trt.runtime.sampling import Sampling, choose, choose_in_part
+from dflash_trt.runtime.step import NOT_FINITE, Step, Verified
+
+
+def verify_among_ranks(ranks: Ranks, logits: Tensor, vocab_size: int, step: Step) -> tuple[Tensor, Verified]:
+    """What a step's logits make of it; the same on every rank but for log-probabilities, which rank 0 has.
+
+    Args:
+        logits: [B, R, P] as for `choose_among_ranks`.
+
+    Returns:
+        [B, R] the tokens chosen, `NOT_FINITE` in rows where a logit of any rank is not, and what they say of guesses.
+    """
+    infinite = ranks.all_gather(~logits.isfinite().all(-1)).any(0)
+    if bool(infinite.any()):
+        logits = logits.masked_fill(infinite[..., None], 0)
+    if step.sampling.needs_rows:
+        logits = whole_rows(ranks, logits, vocab_size)
+        chosen = _choose_from_rows(ranks, logits, step.chosen_positions, step.sampling, step.guesses)
+    else:
+        chosen = choose_among_ranks(ranks, logits, vocab_size, step.chosen_positions, step.sampling, step.guesses)
+    chosen[infinite.cpu()] = NOT_FINITE
+    verified = step.verified(chosen)
+    wanted = step.sampling.logprobs
+    if any(count is not None for count in wanted):
+        verified = replace(verified, logprobs=log_probabilities(logits, chosen, verified.accepted, wanted))
+    return chosen, verified
 
 
 def choose_among_ranks(
-    ranks: Ranks, logits: Tensor, vocab_size: int, positions: Tensor, sampling: Sampling, guesses: Tensor
+    ranks: Ranks, logits: Tensor, vocab_size: int, positions: Tensor, sampling: Sampling, guesses: Tensor | None
 ) -> Tensor:
     """`choose`, of all ranks together; every rank returns the same.
 
-    Ranks exchange the score and id of their best tokens. Where penalties or filters look at whole rows, these are
+    Ranks exchange the score and id of their best tokens. Where edits or filters look at whole rows, these are
     gathered, and rank 0 chooses.
 
     Args:
@@ -29,7 +57,7 @@ def choose_among_ranks(
     if ranks.size == 1:
         return choose(logits, positions, sampling, guesses)
     if sampling.needs_rows:
-        return _choose_from_rows(ranks, logits, vocab_size, positions, sampling, guesses)
+        return _choose_from_rows(ranks, whole_rows(ranks, logits, vocab_size), positions, sampling, guesses)
     first, valid = vocabulary_part(ranks.rank, logits.shape[-1], vocab_size)
     logits[..., valid:] = float("-inf")
     scores, ids = choose_in_part(logits, positions, sampling, first)
@@ -39,27 +67,23 @@ def choose_among_ranks(
     return found[:, 1].gather(0, best)[0].cpu()
 
 
-def refuse_overflow(logits: Tensor, ranks: Ranks) -> None:
-    """Refuse logits of any rank that are not finite: to choose from them would be silent nonsense.
-
-    Raises:
-        UserError: on every rank.
-    """
-    if not bool(ranks.all_gather(logits.isfinite().all().reshape(1)).all()):
-        raise overflow(logits.dtype)
+def whole_rows(ranks: Ranks, logits: Tensor, vocab_size: int) -> Tensor:
+    """[B, R, vocab_size] of all ranks' parts [B, R, P]."""
+    return ranks.all_gather(logits).movedim(0, -2).flatten(-2)[..., :vocab_size]
 
 
-def overflow(dtype: torch.dtype) -> UserError:
+def overflow(dtype: torch.dtype) -> str:
     """What to say of logits that are not finite."""
     narrow = str(dtype).removeprefix("torch.")
-    return UserError(f"the target's values overflow {narrow}; build the engine with --dtype bfloat16 or float32")
+    return f"the target's values overflow {narrow}; build the engine with --dtype bfloat16 or float32"
 
 
 def _choose_from_rows(
-    ranks: Ranks, logits: Tensor, vocab_size: int, positions: Tensor, sampling: Sampling, guesses: Tensor
+    ranks: Ranks, rows: Tensor, positions: Tensor, sampling: Sampling, guesses: Tensor | None
 ) -> Tensor:
-    rows = ranks.all_gather(logits).movedim(0, -2).flatten(-2)[..., :vocab_size]
+    if ranks.size == 1:
+        return choose(rows, positions, sampling, guesses)
     chosen = torch.zeros_like(positions)
     if ranks.rank == 0:
         chosen = choose(rows, positions, sampling, guesses)
-    return ranks.broadcast(chosen.to(logits.device)).cpu()
+    return ranks.broadcast(chosen.to(rows.device)).cpu()

@@ -156,8 +156,15 @@ def _follow(executor: Executor, control: Ranks, call: int, a: int, b: int, c: in
 
 
 def _sampling(temperature: Tensor, seeds: Tensor, needs_rows: bool) -> Sampling:
-    """What ranks beside the first need to know: penalties and filters are rank 0's to apply."""
+    """What ranks beside the first need to know: edits and filters are rank 0's to apply."""
     none = torch.zeros_like(seeds)
     return Sampling(
-        temperature.view(torch.float64), none, none + 1.0, none.double(), seeds, (None,) * len(seeds), needs_rows
+        temperature.view(torch.float64),
+        top_k=none,
+        top_p=none + 1.0,
+        min_p=none.double(),
+        seeds=seeds,
+        edits=((),) * len(seeds),
+        logprobs=(None,) * len(seeds),
+        needs_rows=needs_rows,
     )

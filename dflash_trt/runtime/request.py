@@ -7,8 +7,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from dflash_trt.runtime.acceptance import Acceptance
 from dflash_trt.runtime.detokenizer import Detokenizer
-from dflash_trt.runtime.sampling import Penalties, SamplingParams
+from dflash_trt.runtime.grammar import GrammarMask
+from dflash_trt.runtime.logprobs import TokenLogprobs
+from dflash_trt.runtime.row_edits import row_edits
+from dflash_trt.runtime.sampling import SamplingParams
 
 FinishReason = Literal["stop", "length", "cancelled", "deadline", "error"]
 
@@ -68,6 +72,7 @@ class Request:
         params: as `SamplingParams.each` gives them.
         limit: prompt and output tokens together, at most.
         stop_token_ids: tokens that end the output; they are among its ids and give no text.
+        grammar: what holds the output to its form.
         priority: requests of lower numbers go first.
         deadline: seconds on the scheduler's clock, when the output ends as it then is; None is never.
         verify_window: tokens that a pass verifies for it, 1 (no speculation) to the block size; None leaves it to the
@@ -83,6 +88,7 @@ class Request:
         stop_token_ids: Collection[int],
         detokenizer: Detokenizer,
         vocab_size: int,
+        grammar: GrammarMask | None = None,
         priority: int = 0,
         deadline: float | None = None,
         verify_window: int | None = None,
@@ -93,8 +99,13 @@ class Request:
         self.deadline = deadline
         self.prompt_length = len(prompt)
         self.tokens = list(prompt)
-        self.penalties = Penalties.of(params, prompt, vocab_size)
+        self.edits = row_edits(params, prompt, vocab_size, stop_token_ids, grammar)
+        """What changes its rows of logits, in order."""
+        self.logprobs: list[TokenLogprobs] = []
+        """Of each output token, where the parameters ask for them."""
         self.statistics = Statistics()
+        self.acceptance: Acceptance | None = None
+        """For what chooses the windows of its verifications."""
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None
         """Why it ended, where the reason is "error"."""
@@ -102,6 +113,7 @@ class Request:
         """Prompt and output tokens together, at most."""
         self._stop_token_ids = frozenset(stop_token_ids)
         self._detokenizer = detokenizer
+        self._grammar = grammar
 
     @property
     def prompt(self) -> list[int]:
@@ -133,21 +145,27 @@ class Request:
         if self.finish_reason is None and self.deadline is not None and now >= self.deadline:
             self.finish_reason = "deadline"
 
-    def append(self, token: int) -> str:
+    def fail(self, error: str) -> None:
+        """End it for a reason that is one line."""
+        self.finish_reason, self.error = "error", error
+
+    def append(self, token: int, logprobs: TokenLogprobs | None = None) -> str:
         """Take one more token.
 
         Returns:
             The text that it completes, which may be empty.
         """
         self.tokens.append(token)
+        if logprobs is not None:
+            self.logprobs.append(logprobs)
         self.statistics.output_tokens += 1
-        if self.penalties is not None:
-            self.penalties.record(token)
+        for edit in self.edits:
+            edit.record(token)
         if token in self._stop_token_ids:
             self.finish_reason = "stop"
             return self._detokenizer.finish()
         text = self._detokenizer.push(token)
-        if self._detokenizer.stopped:
+        if self._detokenizer.stopped or (self._grammar is not None and self._grammar.is_complete):
             self.finish_reason = "stop"
         elif self.remaining == 0:
             self.finish_reason = "length"

@@ -6,13 +6,18 @@ and nothing of tensors' whereabouts. All tensors of the contract are int64 on th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from dflash_trt.runtime.logprobs import TokenLogprobs
 from dflash_trt.runtime.sampling import Sampling
+
+NOT_FINITE = -1
+"""What is chosen from logits that are not all finite: no token, so that no guess agrees with it."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +27,15 @@ class Verified:
     accepted: Tensor
     """[B] 0..draft_len"""
     next: Tensor
-    """[B] the target's own choice after the accepted guesses."""
+    """[B] the target's own choice after the accepted guesses; `NOT_FINITE` where there is none."""
+    logprobs: Sequence[Sequence[TokenLogprobs]] = ()
+    """B of these, empty where they are not asked for: of the accepted guesses and of the token after them."""
+    errors: Mapping[int, str] = field(default_factory=dict)
+    """Why a row, by its index, has no next token: one line. Its slot has been cleared."""
+
+    def with_errors(self, error: str) -> Verified:
+        """With that error wherever there is no next token."""
+        return replace(self, errors=dict.fromkeys((self.next == NOT_FINITE).nonzero()[:, 0].tolist(), error))
 
 
 @dataclass(frozen=True)
@@ -66,11 +79,22 @@ class Step:
         return self.tokens.gather(1, self.logit_rows[:, 1:])
 
     def verified(self, chosen: Tensor) -> Verified:
-        """How far the guesses agree with the tokens [B, R] that the target chose."""
+        """How far the guesses agree with the tokens [B, R] that the target chose, `NOT_FINITE` among them."""
         guesses = self.guesses
         agrees = (guesses == chosen[:, :-1]) & (torch.arange(guesses.shape[1]) < self.draft_len[:, None])
         accepted = agrees.long().cumprod(1).sum(1)
         return Verified(accepted, chosen.gather(1, accepted[:, None])[:, 0])
+
+    def spoiled(self, chosen: Tensor, verified: Verified) -> list[tuple[int, int]]:
+        """Slots whose caches hold what is not finite, and the first position that may.
+
+        Not even beyond a sequence's length may it stay: attention multiplies what it masks with zero. A sequence that
+        has no next token is spoiled from its start.
+        """
+        kept = self.kv_len + self.q_len - self.draft_len + verified.accepted
+        first = torch.where(verified.next == NOT_FINITE, 0, kept)
+        rows = (chosen == NOT_FINITE).any(1)
+        return list(zip(self.slots[rows].tolist(), first[rows].tolist(), strict=True))
 
 
 class Executor(Protocol):

@@ -25,7 +25,30 @@ class StructuredOutputs:
     """True: any JSON object."""
 
     def __post_init__(self) -> None:
-        given = [name for name, value in vars(self).items() if value is not None and value is not False]
+        given = self._all_given()
         if len(given) != 1:
             found, possible = " and ".join(given) or "nothing", ", ".join(vars(self))
             raise UserError(f"structured_outputs gives {found}, it must give one of {possible}")
+        self._require_types()
+
+    @property
+    def given(self) -> tuple[str, object]:
+        """The name and value of what is given."""
+        ((name, value),) = self._all_given().items()
+        return name, value
+
+    def _all_given(self) -> dict[str, object]:
+        return {name: value for name, value in vars(self).items() if value is not None and value is not False}
+
+    def _require_types(self) -> None:
+        name, value = self.given
+        texts = isinstance(self.choice, Sequence) and not isinstance(self.choice, str) and len(self.choice) > 0
+        fits, what = {
+            "json": (isinstance(value, str | Mapping), "a JSON schema, as an object or its text"),
+            "regex": (isinstance(value, str), "a text"),
+            "choice": (texts and all(isinstance(one, str) and one for one in self.choice or ()), "a list of texts"),
+            "grammar": (isinstance(value, str), "a text"),
+            "json_object": (value is True, "true"),
+        }[name]
+        if not fits:
+            raise UserError(f"structured_outputs.{name} is {value!r}, it must be {what}")

@@ -13,7 +13,7 @@ from dflash_trt.engine.config import EngineConfig
 from dflash_trt.ops.ranks import ALONE, Ranks
 from dflash_trt.runtime.engine_io import CacheStorage, EngineIO, Sizes
 from dflash_trt.runtime.kernel_choice import choose_by_kernels
-from dflash_trt.runtime.parallel_choice import choose_among_ranks, overflow, refuse_overflow
+from dflash_trt.runtime.parallel_choice import choose_among_ranks, overflow, verify_among_ranks
 from dflash_trt.runtime.sampling import Sampling
 from dflash_trt.runtime.step import Step, Verified
 
@@ -71,11 +71,7 @@ class TensorRTExecutor:
 
     @torch.inference_mode()
     def verify(self, step: Step) -> Verified:
-        """See `Executor.verify`.
-
-        Raises:
-            UserError: the target's logits are not finite.
-        """
+        """See `Executor.verify`."""
         rows = step.logit_rows
         values = {
             "tokens": step.tokens,
@@ -88,19 +84,25 @@ class TensorRTExecutor:
         sizes: Sizes = {"batch": len(step.tokens), "rows": step.tokens.shape[1], "choices": rows.shape[1]}
         tensors = self._run(self._target, self._run_target, sizes, step.slots, values)
         if step.sampling.needs_rows:
-            refuse_overflow(tensors["logits"], self._ranks)
-            return step.verified(self._choose(tensors["logits"], step.chosen_positions, step.sampling, step.guesses))
+            # The engine's own logits stay as they are.
+            chosen, verified = verify_among_ranks(self._ranks, tensors["logits"].clone(), self._vocab_size, step)
+        else:
+            chosen, verified = self._verified(tensors, step)
+        for slot, first in step.spoiled(chosen, verified):
+            for caches in self._caches.values():
+                caches.clear(slot, first)
+        return verified.with_errors(overflow(tensors["logits"].dtype))
+
+    def _verified(self, tensors: Mapping[str, Tensor], step: Step) -> tuple[Tensor, Verified]:
         chosen, accepted, following = self._chosen(
             ("chosen", "accepted", "next"),
             tensors,
             step.sampling,
             step.chosen_positions[:, 0],
-            step.tokens.gather(1, rows),
+            step.tokens.gather(1, step.logit_rows),
             step.draft_len,
         )
-        if bool((chosen < 0).any()):
-            raise overflow(tensors["logits"].dtype)
-        return Verified(accepted, following)
+        return chosen, Verified(accepted, following)
 
     @torch.inference_mode()
     def draft(self, anchors: Tensor, kv_len: Tensor, slots: Tensor, sampling: Sampling, count: int) -> Tensor:
@@ -111,7 +113,8 @@ class TensorRTExecutor:
         tensors = self._run(self._drafter, self._run_drafter, {"batch": len(anchors)}, slots, values)
         if sampling.needs_rows:
             logits, positions = tensors["logits"][:, :count], kv_len[:, None] + torch.arange(1, 1 + count)
-            return self._choose(logits, positions, sampling, anchors[:, None][:, :0], whole=self._drafter_is_whole)
+            ranks = ALONE if self._drafter_is_whole else self._ranks
+            return choose_among_ranks(ranks, logits.clone(), self._vocab_size, positions, sampling, guesses=None)
         blank = torch.zeros(len(anchors), self.block_size - 1, dtype=torch.int64)
         drafts, *_ = self._chosen(
             ("drafts",), tensors, sampling, kv_len + 1, blank, blank[:, 0], whole=self._drafter_is_whole
@@ -154,13 +157,6 @@ class TensorRTExecutor:
         ranks = ALONE if whole else self._ranks
         chosen = choose_by_kernels(ranks, tensors["logits"], self._vocab_size, sampling, first, tokens, draft_len)
         return [tensor.cpu().long() for tensor in chosen]
-
-    def _choose(
-        self, logits: Tensor, positions: Tensor, sampling: Sampling, guesses: Tensor, *, whole: bool = False
-    ) -> Tensor:
-        """By whole rows. The engine's own logits stay as they are."""
-        ranks = ALONE if whole else self._ranks
-        return choose_among_ranks(ranks, logits.clone(), self._vocab_size, positions, sampling, guesses)
 
 
 def _noise(sampling: Sampling) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ from dflash_trt.models.sharding import kv_heads
 from dflash_trt.ops.base import LayerCache, Span
 from dflash_trt.ops.ranks import ALONE, Ranks
 from dflash_trt.ops.torch_ops import TorchOps
-from dflash_trt.runtime.parallel_choice import choose_among_ranks, refuse_overflow
+from dflash_trt.runtime.parallel_choice import choose_among_ranks, overflow, verify_among_ranks
 from dflash_trt.runtime.sampling import Sampling, choose
 from dflash_trt.runtime.step import Step, Verified
 
@@ -22,7 +22,7 @@ class TorchExecutor:
     """Runs a pair, or a rank's part of one, on one device; its caches are allocated once.
 
     Of several ranks, all must be given the same calls in the same order. Each returns the same, with one exception:
-    where a step has penalties or filters, only rank 0 needs them, and only its drafts are looked at.
+    where a step has edits or filters, only rank 0 needs them, and only its drafts are looked at.
     """
 
     def __init__(
@@ -46,18 +46,15 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def verify(self, step: Step) -> Verified:
-        """See `Executor.verify`.
-
-        Raises:
-            UserError: the target's logits are not finite. Choosing from them would be silent nonsense, and what is not
-                finite in a cache would reach the sequences that come after.
-        """
+        """See `Executor.verify`."""
         span = self._span(step.slots, step.kv_len, step.tokens.shape[1])
         logits = self.pair.target_pass(
             self._ops, step.tokens.to(self._device), step.logit_rows.to(self._device), self._caches, span
         )
-        refuse_overflow(logits, self._ranks)
-        return step.verified(self._choose(logits, step.chosen_positions, step.sampling, step.guesses))
+        chosen, verified = verify_among_ranks(self._ranks, logits, self.pair.target.vocab_size, step)
+        for slot, first in step.spoiled(chosen, verified):
+            self._clear(slot, first)
+        return verified.with_errors(overflow(logits.dtype))
 
     @torch.inference_mode()
     def draft(self, anchors: Tensor, kv_len: Tensor, slots: Tensor, sampling: Sampling, count: int) -> Tensor:
@@ -68,8 +65,8 @@ class TorchExecutor:
         logits = self.pair.drafter_pass(self._ops, block.to(self._device), count, self._caches, span)
         positions = kv_len[:, None] + torch.arange(1, 1 + count)
         if self.pair.drafter_weights.head is not None:  # which every rank has whole
-            return choose(logits, positions, sampling, guesses=block[:, :0])
-        return self._choose(logits, positions, sampling, guesses=block[:, :0])
+            return choose(logits, positions, sampling, guesses=None)
+        return choose_among_ranks(self._ranks, logits, self.pair.target.vocab_size, positions, sampling, guesses=None)
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         """See `Executor.move_slot`."""
@@ -77,8 +74,10 @@ class TorchExecutor:
             for cache in (layer.keys, layer.values):
                 cache[destination, :, :length] = cache[source, :, :length]
 
-    def _choose(self, logits: Tensor, positions: Tensor, sampling: Sampling, guesses: Tensor) -> Tensor:
-        return choose_among_ranks(self._ranks, logits, self.pair.target.vocab_size, positions, sampling, guesses)
+    def _clear(self, slot: int, first: int) -> None:
+        for layer in (*self._caches.target, *self._caches.drafter):
+            for cache in (layer.keys, layer.values):
+                cache[slot, :, first:] = 0
 
     def _allocate(self, config: LayerConfig, layers: Sequence[DecoderLayer]) -> Sequence[LayerCache]:
         positions = self.max_seq_len + self.block_size

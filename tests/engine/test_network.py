@@ -235,7 +235,7 @@ def step_of(
 
 
 def sampling_of(params: Sequence[SamplingParams]) -> Sampling:
-    return Sampling.of(params, [None] * len(params))
+    return Sampling.of(params, [()] * len(params))
 
 
 def verified_by(logits: Tensor, step: Step) -> tuple[Verified, Tensor]:

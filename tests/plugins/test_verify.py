@@ -33,7 +33,7 @@ class Case:
         pairs = zip(self.temperature.tolist(), self.seeds.tolist(), strict=True)
         params = [SamplingParams(temperature=heat, seed=seed) for heat, seed in pairs]
         positions = self.first[:, None].long() + torch.arange(self.tokens.shape[1])
-        return choose(self.logits, positions, Sampling.of(params, [None] * len(params)), self.tokens[:, :0])
+        return choose(self.logits, positions, Sampling.of(params, [()] * len(params)), self.tokens[:, :0])
 
 
 @st.composite

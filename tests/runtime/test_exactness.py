@@ -37,6 +37,9 @@ def random_case(rng: random.Random, vocab_size: int) -> tuple[list[int], Samplin
         frequency_penalty=rng.choice([0.0, -0.4]) if penalized else 0.0,
         seed=rng.randrange(2**63),
         ignore_eos=rng.random() < 0.5,
+        min_tokens=rng.choice([0, 0, 1]),
+        logit_bias={rng.randrange(vocab_size): rng.uniform(-100, 8) for _ in range(20)} if rng.random() < 0.3 else None,
+        logprobs=rng.choice([None, 0, 3]),
     )
 
 

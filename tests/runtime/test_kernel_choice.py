@@ -21,7 +21,7 @@ ROWS = 5
 GUESSES = [4, 2, 0, 4]
 AGREEING = [4, 1, 0, 2]
 FIRST = torch.tensor([7, 100, 3, 12])
-SAMPLING = Sampling.of([SamplingParams(temperature=t, seed=9 + i) for i, t in enumerate((0, 0.7, 1.5, 0))], [None] * 4)
+SAMPLING = Sampling.of([SamplingParams(temperature=t, seed=9 + i) for i, t in enumerate((0, 0.7, 1.5, 0))], [()] * 4)
 Result = TypeVar("Result")
 
 

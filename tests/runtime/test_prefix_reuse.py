@@ -12,9 +12,10 @@ from dflash_trt.runtime.llm import LLM
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.scheduler import Scheduler
+from dflash_trt.runtime.window import FixedWindow
 from tests.conftest import TINY
 from tests.runtime.simulated_executor import SimulatedExecutor
-from tests.runtime.test_scheduler import request, run
+from tests.runtime.test_scheduler import expected_output, request, run
 
 PROMPTS = (TINY / "prompts.txt").read_text().splitlines()[:4]
 
@@ -28,7 +29,7 @@ def ended(scheduler: Scheduler, prompt: list[int], max_tokens: int) -> Request:
 
 def test_a_next_turn_runs_only_what_is_new() -> None:
     executor = SimulatedExecutor(2)
-    scheduler = Scheduler(executor, window=4, reuse_prefixes=True)
+    scheduler = Scheduler(executor, FixedWindow(4), reuse_prefixes=True)
     first = ended(scheduler, list(range(100, 120)), 10)
     assert scheduler.prefix_hits == 0 and scheduler.prefix_queries == 20
     executor.passes.clear()
@@ -39,7 +40,7 @@ def test_a_next_turn_runs_only_what_is_new() -> None:
 
 def test_the_same_prompt_runs_its_last_token() -> None:
     executor = SimulatedExecutor(2)
-    scheduler = Scheduler(executor, window=4, reuse_prefixes=True)
+    scheduler = Scheduler(executor, FixedWindow(4), reuse_prefixes=True)
     ended(scheduler, list(range(100, 120)), 10)
     executor.passes.clear()
     ended(scheduler, list(range(100, 120)), 1)
@@ -47,14 +48,14 @@ def test_the_same_prompt_runs_its_last_token() -> None:
 
 
 def test_the_least_recently_used_makes_room() -> None:
-    scheduler = Scheduler(SimulatedExecutor(2), window=4, reuse_prefixes=True)
+    scheduler = Scheduler(SimulatedExecutor(2), FixedWindow(4), reuse_prefixes=True)
     for start in (100, 200, 100, 300):
         ended(scheduler, list(range(start, start + 9)), 1)
     assert {tokens[0] for tokens in scheduler.kept.tokens.values()} == {100, 300}
 
 
 def test_nothing_is_kept_unless_asked() -> None:
-    scheduler = Scheduler(SimulatedExecutor(2), window=4)
+    scheduler = Scheduler(SimulatedExecutor(2), FixedWindow(4))
     for _ in range(2):
         ended(scheduler, list(range(100, 120)), 10)
     assert len(scheduler.kept) == scheduler.prefix_hits == scheduler.prefix_queries == 0
@@ -84,7 +85,7 @@ def test_the_longest_prefix_is_found(sequences: list[list[int]], prompt: list[in
 
 def turns(llm: LLM, params: SamplingParams, *, reuse_prefixes: bool) -> tuple[list[Request], Scheduler]:
     """Four conversations of three turns, all of a turn together."""
-    scheduler = Scheduler(llm.executor, llm.executor.block_size, reuse_prefixes=reuse_prefixes)
+    scheduler = Scheduler(llm.executor, FixedWindow(llm.executor.block_size), reuse_prefixes=reuse_prefixes)
     prompts = [llm.encode_chat([{"role": "user", "content": prompt}]) for prompt in PROMPTS]
     requests: list[Request] = []
     for _ in range(3):
@@ -125,3 +126,18 @@ def test_tokens_and_acceptance_are_the_same(
     if slots > len(PROMPTS):
         assert scheduler.prefix_hits > 0.5 * scheduler.prefix_queries
         assert scheduler.target_passes < plain.target_passes
+
+
+def test_what_is_running_is_shared() -> None:
+    """Several outputs of one prompt, and users with one system prompt, run it once."""
+    executor = SimulatedExecutor(3, max_num_tokens=64)
+    scheduler = Scheduler(executor, FixedWindow(1), reuse_prefixes=True)
+    prompt = list(range(100, 120))
+    several = [request([*prompt, 7 + index], 8, seed=index) for index in range(3)]
+    scheduler.add(several)
+    for _ in range(3):
+        scheduler.step()
+    prompts = [each.q_len for each in executor.passes if len(each.q_len) == 1 and each.slots != [0]]
+    assert scheduler.prefix_hits == 40 and prompts == [[1], [1]]
+    run(scheduler)
+    assert [one.output for one in several] == [expected_output([*prompt, 7 + i], 8, seed=i) for i in range(3)]

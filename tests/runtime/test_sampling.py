@@ -18,7 +18,9 @@ from transformers.generation.logits_process import (
 
 from dflash_trt.errors import UserError
 from dflash_trt.plugins.noise import gumbel
-from dflash_trt.runtime.sampling import Penalties, Sampling, SamplingParams, choose, choose_in_part
+from dflash_trt.runtime.penalties import Penalties
+from dflash_trt.runtime.row_edits import row_edits
+from dflash_trt.runtime.sampling import Sampling, SamplingParams, choose, choose_in_part
 
 NONE = torch.zeros((1, 0), dtype=torch.int64)
 
@@ -26,7 +28,7 @@ NONE = torch.zeros((1, 0), dtype=torch.int64)
 def drawn(logits: torch.Tensor, params: SamplingParams, draws: int = 400) -> set[int]:
     """The distinct tokens chosen from one row of logits, over many positions."""
     rows = logits.expand(1, draws, -1)
-    sampling = Sampling.of([params], [None])
+    sampling = Sampling.of([params], [()])
     return set(choose(rows, torch.arange(draws)[None], sampling, NONE)[0].tolist())
 
 
@@ -57,7 +59,7 @@ def test_filters_equal_transformers(
     positions = torch.tensor([[4, 9]])
     noise = gumbel(torch.tensor([[seed] * 2]), positions, vocab_size, torch.float64)
     expected = (scores + noise[0]).argmax(-1)
-    actual = choose(logits[None], positions, Sampling.of([params], [None]), NONE)
+    actual = choose(logits[None], positions, Sampling.of([params], [()]), NONE)
     assert actual[0].tolist() == expected.tolist()
 
 
@@ -77,9 +79,9 @@ def test_rows_of_one_batch_keep_their_own_parameters() -> None:
         SamplingParams(temperature=2.0, top_p=0.4, min_p=0.1, seed=4),
     ]
     positions = torch.arange(12).view(4, 3)
-    together = choose(logits, positions, Sampling.of(params, [None] * 4), NONE.expand(4, 0))
+    together = choose(logits, positions, Sampling.of(params, [()] * 4), NONE.expand(4, 0))
     for row, one in enumerate(params):
-        alone = choose(logits[row : row + 1], positions[row : row + 1], Sampling.of([one], [None]), NONE)
+        alone = choose(logits[row : row + 1], positions[row : row + 1], Sampling.of([one], [()]), NONE)
         assert torch.equal(alone[0], together[row])
     assert torch.equal(together[0], logits[0].argmax(-1))
 
@@ -87,13 +89,12 @@ def test_rows_of_one_batch_keep_their_own_parameters() -> None:
 def test_vanishing_temperature_is_greedy() -> None:
     logits = torch.randn(1, 50, 40, dtype=torch.float64)
     params = SamplingParams(temperature=1e-5, seed=1)
-    assert torch.equal(choose(logits, torch.arange(50)[None], Sampling.of([params], [None]), NONE), logits.argmax(-1))
+    assert torch.equal(choose(logits, torch.arange(50)[None], Sampling.of([params], [()]), NONE), logits.argmax(-1))
 
 
 def test_repetition_penalty_equals_transformers() -> None:
     prompt, emitted = [3, 5, 5, 8], [8, 9]
-    penalties = Penalties.of(SamplingParams(repetition_penalty=1.3), prompt, 20)
-    assert penalties is not None
+    penalties = Penalties(SamplingParams(repetition_penalty=1.3), prompt, 20)
     for token in emitted:
         penalties.record(token)
     logits = torch.randn(1, 20, dtype=torch.float64)
@@ -103,8 +104,7 @@ def test_repetition_penalty_equals_transformers() -> None:
 
 def test_presence_and_frequency_count_the_output_only() -> None:
     params = SamplingParams(presence_penalty=0.5, frequency_penalty=0.25)
-    penalties = Penalties.of(params, [1, 2], 6)
-    assert penalties is not None
+    penalties = Penalties(params, [1, 2], 6)
     for token in (3, 3, 4):
         penalties.record(token)
     expected = torch.tensor([[0.0, 0.0, 0.0, -0.5 - 0.5, -0.5 - 0.25, 0.0]])
@@ -115,8 +115,7 @@ def test_rows_after_guesses_count_them() -> None:
     """Row r is penalized as if the first r guesses had been emitted."""
     params = SamplingParams(presence_penalty=0.5, frequency_penalty=0.25, repetition_penalty=1.5)
     logits, guesses = torch.randn(4, 10, dtype=torch.float64), [7, 7, 2]
-    penalties = Penalties.of(params, [1], 10)
-    assert penalties is not None
+    penalties = Penalties(params, [1], 10)
     together = penalties.apply(logits, torch.tensor(guesses))
     for row in range(4):
         torch.testing.assert_close(penalties.apply(logits[row : row + 1], NONE[0])[0], together[row])
@@ -124,8 +123,8 @@ def test_rows_after_guesses_count_them() -> None:
             penalties.record(guesses[row])
 
 
-def test_no_penalty_costs_nothing() -> None:
-    assert Penalties.of(SamplingParams(temperature=1.0), [1, 2], 10) is None
+def test_nothing_asked_costs_nothing() -> None:
+    assert row_edits(SamplingParams(temperature=1.0), [1, 2], 10, {0}, None) == ()
 
 
 def test_each_output_has_a_seed_of_its_own() -> None:
@@ -185,8 +184,8 @@ def test_a_flat_neighbour_changes_no_cut() -> None:
     for top_k, top_p in ((2000, 0.81), (1500, 0.99), (0, 0.5)):
         params = SamplingParams(temperature=1.0, top_k=top_k, top_p=top_p, seed=1)
         flat = SamplingParams(temperature=1.0, top_p=0.9, seed=2)
-        alone = choose(logits, positions[:1], Sampling.of([params], [None]), NONE)
-        together = choose(both, positions, Sampling.of([params, flat], [None] * 2), NONE.expand(2, 0))
+        alone = choose(logits, positions[:1], Sampling.of([params], [()]), NONE)
+        together = choose(both, positions, Sampling.of([params, flat], [()] * 2), NONE.expand(2, 0))
         assert torch.equal(together[0], alone[0])
 
 
@@ -201,7 +200,7 @@ def test_the_best_of_all_parts_is_the_choice(data: st.DataObject, size: int, par
     values = st.lists(st.integers(-2, 2), min_size=4 * size, max_size=4 * size)
     logits = torch.tensor(data.draw(values), dtype=torch.float64).reshape(2, 2, size)
     params = [SamplingParams(temperature=t, seed=i) for i, t in enumerate(data.draw(st.permutations([0.0, 1.5])))]
-    sampling, positions = Sampling.of(params, [None, None]), torch.tensor([[4, 5], [9, 10]])
+    sampling, positions = Sampling.of(params, [(), ()]), torch.tensor([[4, 5], [9, 10]])
     assert not sampling.needs_rows
     parts = [
         choose_in_part(logits[..., first : first + part], positions, sampling, first) for first in range(0, size, part)
@@ -225,4 +224,4 @@ def test_the_best_of_all_parts_is_the_choice(data: st.DataObject, size: int, par
 )
 def test_what_needs_whole_rows(params: SamplingParams, needed: bool) -> None:
     params = replace(params, seed=0)
-    assert Sampling.of([params], [Penalties.of(params, [1], 5)]).needs_rows is needed
+    assert Sampling.of([params], [row_edits(params, [1], 5, {0}, None)]).needs_rows is needed

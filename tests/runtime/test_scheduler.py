@@ -13,6 +13,7 @@ from dflash_trt.errors import UserError
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.scheduler import Scheduler
+from dflash_trt.runtime.window import FixedWindow
 from tests.runtime.simulated_executor import VOCAB_SIZE, SimulatedExecutor, following
 
 STOP = {1, 2, 3, 4, 5}
@@ -81,7 +82,7 @@ def test_no_token_is_lost_doubled_or_misplaced(
     arrivals: list[tuple[list[int], int]], max_batch_size: int, window: int
 ) -> None:
     executor = SimulatedExecutor(max_batch_size)
-    scheduler = Scheduler(executor, window)
+    scheduler = Scheduler(executor, FixedWindow(window))
     requests = [request(prompt, max_tokens) for prompt, max_tokens in arrivals]
     half = len(requests) // 2
     scheduler.add(requests[:half])
@@ -102,21 +103,21 @@ def test_no_token_is_lost_doubled_or_misplaced(
 
 
 def test_first_come_first_served() -> None:
-    scheduler = Scheduler(SimulatedExecutor(2), window=4)
+    scheduler = Scheduler(SimulatedExecutor(2), FixedWindow(4))
     requests = [request([i], 40) for i in range(10, 16)]
     scheduler.add(requests)
     assert run(scheduler) == requests
 
 
 def test_lower_priority_numbers_go_first() -> None:
-    scheduler = Scheduler(SimulatedExecutor(1), window=4)
+    scheduler = Scheduler(SimulatedExecutor(1), FixedWindow(4))
     requests = [request([10 + i], 20, priority=priority) for i, priority in enumerate((1, 0, 2, 0, 1, -3))]
     scheduler.add(requests)
     assert run(scheduler) == [requests[i] for i in (5, 1, 3, 0, 4, 2)]
 
 
 def test_emissions_tell_drafted_tokens() -> None:
-    scheduler = Scheduler(SimulatedExecutor(1), window=4)
+    scheduler = Scheduler(SimulatedExecutor(1), FixedWindow(4))
     one = request([10], 20)
     scheduler.add([one])
     drafted = 0
@@ -128,7 +129,7 @@ def test_emissions_tell_drafted_tokens() -> None:
 
 def test_a_long_prompt_stalls_nobody_for_more_than_a_chunk() -> None:
     executor = SimulatedExecutor(3, max_num_tokens=4, max_seq_len=400)
-    scheduler = Scheduler(executor, window=1)
+    scheduler = Scheduler(executor, FixedWindow(1))
     short, long = request([10], 150, limit=400), request(list(range(100, 400)), 1, limit=400)
     scheduler.add([short, long])
     scheduler.step()
@@ -144,7 +145,7 @@ def test_a_long_prompt_stalls_nobody_for_more_than_a_chunk() -> None:
 
 def test_a_prompt_under_way_moves_to_the_hole_before_it() -> None:
     executor = SimulatedExecutor(3, max_num_tokens=4)
-    scheduler = Scheduler(executor, window=4)
+    scheduler = Scheduler(executor, FixedWindow(4))
     first, second, third = request([20], 40), request([21], 40), request(list(range(30, 50)), 9)
     scheduler.add([first, second, third])
     for _ in range(4):
@@ -160,7 +161,7 @@ def test_a_prompt_under_way_moves_to_the_hole_before_it() -> None:
 @pytest.mark.parametrize("steps", range(8))
 def test_cancelled_anywhere(steps: int) -> None:
     """While it waits, in the middle of its prompt, and while it decodes."""
-    scheduler = Scheduler(SimulatedExecutor(1, max_num_tokens=4), window=1)
+    scheduler = Scheduler(SimulatedExecutor(1, max_num_tokens=4), FixedWindow(1))
     before, one, after = request([10], 2), request(list(range(20, 32)), 50), request([11], 2)
     scheduler.add([before, one, after])
     for _ in range(steps):
@@ -177,7 +178,7 @@ def test_cancelled_anywhere(steps: int) -> None:
 
 
 def test_an_ended_request_cannot_be_cancelled() -> None:
-    scheduler = Scheduler(SimulatedExecutor(1), window=4)
+    scheduler = Scheduler(SimulatedExecutor(1), FixedWindow(4))
     one = request([10], 3)
     scheduler.add([one])
     run(scheduler)
@@ -188,7 +189,7 @@ def test_an_ended_request_cannot_be_cancelled() -> None:
 
 def test_deadlines_end_what_waits_and_what_runs() -> None:
     now = 0.0
-    scheduler = Scheduler(SimulatedExecutor(1), window=1, clock=lambda: now)
+    scheduler = Scheduler(SimulatedExecutor(1), FixedWindow(1), clock=lambda: now)
     running, waiting, other = request([10], 50, deadline=5.0), request([11], 50, deadline=2.0), request([12], 2)
     scheduler.add([running, waiting, other])
     for now in (0.0, 1.0, 2.0, 3.0, 4.0):
@@ -202,7 +203,7 @@ def test_deadlines_end_what_waits_and_what_runs() -> None:
 
 
 def test_refuses_what_a_slot_cannot_hold() -> None:
-    scheduler = Scheduler(SimulatedExecutor(1, max_seq_len=32), window=4)
+    scheduler = Scheduler(SimulatedExecutor(1, max_seq_len=32), FixedWindow(4))
     scheduler.add([request([10], 31)])
     with pytest.raises(UserError, match="a request of up to 33 tokens does not fit the engine's max_seq_len of 32"):
         scheduler.add([request([10], 32)])
@@ -213,7 +214,7 @@ def test_a_hundred_thousand_requests_leave_nothing_behind() -> None:
     """Four come for one that can be let in, so that most are late or cancelled while they wait, some while they run."""
     now = 0.0
     executor = SimulatedExecutor(8)
-    scheduler = Scheduler(executor, window=4, clock=lambda: now)
+    scheduler = Scheduler(executor, FixedWindow(4), clock=lambda: now)
     ended, served, objects, waited = 0, 0, [], 0
     while now < 25_000 or not scheduler.idle:
         if now < 25_000:
@@ -231,3 +232,44 @@ def test_a_hundred_thousand_requests_leave_nothing_behind() -> None:
     assert ended == 100_000 and served > 20_000
     assert waited < 600
     assert max(objects) - min(objects) < 5_000, objects
+
+
+def test_a_short_prompt_overtakes_a_long_one() -> None:
+    executor = SimulatedExecutor(3, max_num_tokens=4)
+    scheduler = Scheduler(executor, FixedWindow(1))
+    long = request(list(range(100, 140)), 3)
+    scheduler.add([long])
+    scheduler.step()
+    short = [request([50 + index], 30, seed=index) for index in range(4)]
+    scheduler.add(short)
+    assert short[0] in {emission.request for emission in scheduler.step()}
+    executor.passes.clear()
+    scheduler.step()
+    assert executor.passes[0].q_len == [4], "the long one has the turn after that"
+    run(scheduler)
+    assert long.output == expected_output(long.prompt, 3)
+    assert [one.output for one in short] == [expected_output([50 + index], 30, seed=index) for index in range(4)]
+
+
+def test_short_prompts_do_not_starve_a_long_one() -> None:
+    scheduler = Scheduler(SimulatedExecutor(4, max_num_tokens=2), FixedWindow(1))
+    long = request(list(range(100, 120)), 1)
+    scheduler.add([long])
+    for _ in range(2 * 10):
+        scheduler.add([request([50], 1)])
+        scheduler.step()
+    assert long.finish_reason is not None
+
+
+def test_a_less_urgent_prompt_does_not_overtake() -> None:
+    scheduler = Scheduler(SimulatedExecutor(4, max_num_tokens=2), FixedWindow(1))
+    scheduler.add([request(list(range(100, 120)), 1, priority=0)])
+    scheduler.step()
+    scheduler.add([request([50], 1, priority=1)])
+    assert [scheduler.step() for _ in range(8)] == [[]] * 8
+
+
+@pytest.mark.parametrize("slots", [0, 3])
+def test_more_slots_than_there_are_are_refused(slots: int) -> None:
+    with pytest.raises(UserError, match=f"max_batch_size is {slots}.* 2$"):
+        Scheduler(SimulatedExecutor(2), FixedWindow(1), max_batch_size=slots)

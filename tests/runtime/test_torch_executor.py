@@ -27,7 +27,7 @@ def verify(
             draft_len=torch.tensor(draft_len),
             kv_len=torch.tensor(kv_len),
             slots=torch.tensor(slots),
-            sampling=Sampling.of([SamplingParams(seed=0)] * len(rows), [None] * len(rows)),
+            sampling=Sampling.of([SamplingParams(seed=0)] * len(rows), [()] * len(rows)),
         )
     )
 
@@ -79,7 +79,7 @@ def test_moved_slot_goes_on(llms: dict[str, LLM]) -> None:
     """Both caches move: the target's next token and the drafter's guesses are the same in the new slot."""
     llm, prompt = llms["tiny"], [40, 41, 42, 43]
     executor = llm.executor
-    sampling = Sampling.of([SamplingParams(seed=0)], [None])
+    sampling = Sampling.of([SamplingParams(seed=0)], [()])
     anchor = verify(executor, [prompt], [0], [5], [0]).next
     kv_len = torch.tensor([len(prompt)])
     drafts = executor.draft(anchor, kv_len, torch.tensor([5]), sampling, 7)
@@ -105,7 +105,7 @@ def test_a_full_sequence_leaves_its_neighbour_alone(llms: dict[str, LLM]) -> Non
 def test_fewer_guesses_are_the_first_of_all(llms: dict[str, LLM]) -> None:
     """The block is drafted whole however many of its guesses are asked for."""
     executor = llms["tiny"].executor
-    sampling = Sampling.of([SamplingParams(temperature=1.0, seed=4)] * 2, [None] * 2)
+    sampling = Sampling.of([SamplingParams(temperature=1.0, seed=4)] * 2, [()] * 2)
     for slot, prompt in enumerate(([40, 41, 42], [50, 51])):
         verify(executor, [prompt], [0], [slot], [0])
     where = torch.tensor([60, 61]), torch.tensor([3, 2]), torch.arange(2)

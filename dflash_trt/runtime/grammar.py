@@ -1,0 +1,120 @@
+"""Outputs held to a form: which tokens may follow, along the guesses of a draft too."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection
+
+import torch
+import xgrammar
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from dflash_trt.errors import UserError
+from dflash_trt.runtime.structured import StructuredOutputs
+
+_WORD = 32
+"""Tokens of a word of a bitmask."""
+_WHERE = re.compile(r"^\[[\d:]+\] \S+:\d+: |Check failed: \(.*?\) is false: ")
+"""Time, source file and condition before what xgrammar has to say."""
+
+
+class GrammarCompiler:
+    """Compiles forms for one tokenizer, each once; several threads may.
+
+    Args:
+        tokenizer: of the engine.
+        vocab_size: tokens that logits are of, padding included, which no form allows.
+        stop_token_ids: tokens that may follow where a form may end.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, vocab_size: int, stop_token_ids: Collection[int]) -> None:
+        self._tokens = xgrammar.TokenizerInfo.from_huggingface(
+            tokenizer, vocab_size=vocab_size, stop_token_ids=sorted(stop_token_ids)
+        )
+        self._compiler = xgrammar.GrammarCompiler(self._tokens)
+
+    def mask(self, form: StructuredOutputs) -> GrammarMask:
+        """What holds one output to a form.
+
+        Raises:
+            UserError: the form is none, or no text has it.
+        """
+        name, value = form.given
+        try:
+            mask = GrammarMask(xgrammar.GrammarMatcher(self._compile(form)), self._tokens)
+        except RuntimeError as error:
+            reason = " ".join(_WHERE.sub("", str(error), count=2).split())
+            raise UserError(f"structured_outputs.{name}: {reason}; the value is {_shortened(value)}") from error
+        if not mask.allows_any:
+            raise UserError(f"structured_outputs.{name}: no text has this form; the value is {_shortened(value)}")
+        return mask
+
+    def _compile(self, form: StructuredOutputs) -> xgrammar.CompiledGrammar:
+        if form.json is not None:
+            return self._compiler.compile_json_schema(
+                form.json if isinstance(form.json, str) else json.dumps(form.json)
+            )
+        if form.regex is not None:
+            return self._compiler.compile_regex(form.regex)
+        if form.choice is not None:
+            # JSON's escapes are EBNF's.
+            return self._compiler.compile_grammar("root ::= " + " | ".join(map(json.dumps, form.choice)))
+        if form.grammar is not None:
+            return self._compiler.compile_grammar(form.grammar)
+        return self._compiler.compile_json_schema('{"type": "object"}')
+
+
+class GrammarMask:
+    """Makes tokens impossible that would take one request's output out of its form."""
+
+    def __init__(self, matcher: xgrammar.GrammarMatcher, tokenizer: xgrammar.TokenizerInfo) -> None:
+        self._matcher = matcher
+        self._vocab_size = tokenizer.vocab_size
+        self._stop_token_ids = tokenizer.stop_token_ids
+        self._bits = xgrammar.allocate_token_bitmask(1, self._vocab_size)
+
+    @property
+    def allows_any(self) -> bool:
+        """Whether any token may come next."""
+        return bool(self._next().any())
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing may come next but an end."""
+        if self._matcher.is_terminated():
+            return True
+        allowed = self._next()
+        allowed[self._stop_token_ids] = False
+        return not bool(allowed.any())
+
+    def apply(self, logits: Tensor, guesses: Tensor) -> Tensor:
+        """See `RowEdit.apply`. Rows after a guess that does not fit are left as they are: none is looked at."""
+        before, walked = len(guesses) - len(logits) + 1, 0
+        edited = logits.clone()
+        for index in range(len(guesses) + 1):
+            if self._matcher.is_terminated():
+                break
+            if index >= before:
+                edited[index - before, ~self._next().to(logits.device)] = float("-inf")
+            if index == len(guesses) or not self._matcher.accept_token(int(guesses[index])):
+                break
+            walked += 1
+        self._matcher.rollback(walked)
+        return edited
+
+    def record(self, token: int) -> None:
+        """Take an emitted token, which it allowed."""
+        accepted = self._matcher.accept_token(token)
+        assert accepted
+
+    def _next(self) -> Tensor:
+        """[V] bool, whether each token may come next."""
+        self._matcher.fill_next_token_bitmask(self._bits)
+        return ((self._bits[0, :, None] >> torch.arange(_WORD)) & 1).bool().flatten()[: self._vocab_size]
+
+
+def _shortened(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."

@@ -1,0 +1,151 @@
+"""What a decode step takes on this machine, learned from those that were run, and remembered between starts."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import secrets
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+
+import numpy
+import torch
+from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
+
+from dflash_trt.checkpoint.target import CONFIG_FILE
+from dflash_trt.engine.directory import Engine
+
+Cell = tuple[int, int]
+"""Requests that decode, and tokens that the pass has of each."""
+_SAMPLES = 32
+"""The latest of a cell, whose lower quartile counts: what else a machine does makes steps slower, never faster."""
+_ENOUGH = 2
+"""Samples of which one that is far off does not matter."""
+_HOPE = 0.95
+"""Share of what is concluded that is believed: what may be better than it seems is tried, and known after that."""
+_STORED = TypeAdapter(list[tuple[int, int, float]])
+_LOG = logging.getLogger(__name__)
+
+
+class PassCosts:
+    """Seconds of a step by cell. A step of one token verifies only; a wider one drafts first.
+
+    Args:
+        file: where they are kept between starts; None keeps them nowhere.
+    """
+
+    def __init__(self, file: Path | None = None) -> None:
+        self._samples: dict[Cell, deque[float]] = {}
+        self._typical: dict[Cell, float] = {}
+        self._concluded: dict[Cell, float | None] = {}
+        """Of cells that were not run; forgotten when another is."""
+        self._file = file
+        for rows, width, seconds in _read(file):
+            for _ in range(_ENOUGH):
+                self.observe(rows, width, seconds)
+
+    def observe(self, rows: int, width: int, seconds: float) -> None:
+        """A step took so long; what a coarse clock calls nothing is not believed."""
+        if seconds <= 0:
+            return
+        cell = (rows, width)
+        if cell not in self._samples:
+            self._samples[cell] = deque(maxlen=_SAMPLES)
+        samples = self._samples[cell]
+        samples.append(seconds)
+        self._typical[cell] = sorted(samples)[len(samples) // 4]
+        if len(samples) <= _ENOUGH:
+            self._concluded.clear()
+
+    def seconds(self, rows: int, width: int) -> float | None:
+        """What such a step takes: measured, or concluded from what was; None before anything like it was."""
+        cell = (rows, width)
+        if self._is_settled(cell):
+            return self._typical[cell]
+        if cell not in self._concluded:
+            found = self._conclude(cell)
+            self._concluded[cell] = None if found is None else _HOPE * found
+        return self._concluded[cell]
+
+    def _is_settled(self, cell: Cell) -> bool:
+        return len(self._samples.get(cell, ())) >= _ENOUGH
+
+    def _conclude(self, cell: Cell) -> float | None:
+        """By the plane through the steps of its kind, and how far off that is at the nearest of the same width.
+
+        No more than a wider step of as many requests took.
+        """
+        rows, width = cell
+        alike = [each for each in self._typical if (each[1] > 1) == (width > 1)]
+        if not alike:
+            return None
+        plane = _fit(alike, [self._typical[each] for each in alike])
+        same_width = [each for each in alike if each[1] == width]
+        off = 1.0
+        if same_width:
+            nearest = min(same_width, key=lambda each: abs(each[0] - rows))
+            off = self._typical[nearest] / _at(plane, nearest)
+        wider = [seconds for each, seconds in self._typical.items() if each[0] == rows and each[1] > width]
+        return min([off * _at(plane, cell), *wider])
+
+    def save(self) -> None:
+        """Write them for the next start. A cache that cannot be written costs no more than learning anew."""
+        if self._file is None or not self._typical:
+            return
+        rows = [[*cell, seconds] for cell, seconds in sorted(self._typical.items())]
+        with suppress(OSError):
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            part = self._file.with_suffix(f".{secrets.token_hex(8)}")
+            part.write_text(json.dumps(rows))
+            part.replace(self._file)
+
+
+def costs_file(engine: Engine) -> Path:
+    """Where the costs of an engine on this machine are kept: by config, processor or GPU, and setting."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    where = [platform.machine(), platform.processor(), *gpus]
+    setting = [str(torch.get_num_threads()), torch.__version__]
+    hashed = hashlib.sha256((engine.path / CONFIG_FILE).read_bytes() + "\n".join(where + setting).encode())
+    return cache / "dflash-trt" / "pass-costs" / f"{hashed.hexdigest()[:32]}.json"
+
+
+def _read(file: Path | None) -> list[tuple[int, int, float]]:
+    if file is None or not file.exists():
+        return []
+    try:
+        cells = _STORED.validate_json(file.read_bytes())
+        if any(rows < 1 or width < 1 or not 0 < seconds < float("inf") for rows, width, seconds in cells):
+            raise ValueError("a cost that is none")
+    except (OSError, ValidationError, ValueError) as error:
+        _LOG.warning("%s: is not a table of costs and is learned anew (%s)", file, str(error).splitlines()[0])
+        return []
+    return cells
+
+
+def _fit(cells: list[Cell], seconds: list[float]) -> NDArray[numpy.float64]:
+    """What a step, a row and a token take, none of them negative: least squares of relative errors.
+
+    Cells are of one kind; those that do not draft have one token a row, so that rows tell all.
+    """
+    taken = numpy.array(seconds)[:, None]
+    features = numpy.array([(1, rows, rows * width) for rows, width in cells]) / taken
+    best, least = numpy.zeros(3), float("inf")
+    drafts = cells[0][1] > 1
+    for used in ([0, 1, 2], [0, 1], [0, 2], [1, 2], [0], [1], [2]) if drafts else ([0, 1], [0], [1]):
+        found = numpy.linalg.lstsq(features[:, used], numpy.ones(len(cells)), rcond=None)[0]
+        error = float(numpy.square(features[:, used] @ found - 1).sum())
+        if found.min() >= 0 and error < least:
+            best, least = numpy.zeros(3), error
+            best[used] = found
+    return best
+
+
+def _at(plane: NDArray[numpy.float64], cell: Cell) -> float:
+    rows, width = cell
+    return float(plane @ (1, rows, rows * width))

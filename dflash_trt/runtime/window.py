@@ -1,0 +1,129 @@
+"""How many tokens a pass verifies for each request: a fixed window, or the one that gives the most tokens a second.
+
+A drafter always drafts its whole block; a window of w verifies w - 1 of its guesses, and a window of 1 drafts none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from dflash_trt.runtime.acceptance import Acceptance
+from dflash_trt.runtime.pass_costs import PassCosts
+from dflash_trt.runtime.request import Request
+
+_PROBING = 0.01
+"""Share of the time that may go into looking whether another window is better by now."""
+_MEMORY = 32
+"""Verifications that a request's acceptance is estimated from."""
+_MEMORY_OF_ALL = 1000
+_WEIGHT_OF_ALL = 16
+"""Verifications of a request that count as much as those of all others together."""
+_HOPEFUL = 0.7
+"""What a guess is thought to be worth before any was verified."""
+
+
+class WindowPolicy(Protocol):
+    """Decides before every decode step, and is told what came of it."""
+
+    def choose(self, requests: Sequence[Request]) -> list[int]:
+        """Tokens that the next pass verifies for each, 1 to what it may still emit; its own window where it has one."""
+
+    def observe(
+        self, requests: Sequence[Request], windows: Sequence[int], accepted: Sequence[int], seconds: float
+    ) -> None:
+        """Of each, how many guesses the target agreed with, and what the step took."""
+
+
+class FixedWindow:
+    """One window for all requests that have none of their own."""
+
+    def __init__(self, window: int) -> None:
+        self._window = window
+
+    def choose(self, requests: Sequence[Request]) -> list[int]:
+        """See `WindowPolicy.choose`."""
+        return [_width(request, self._window) for request in requests]
+
+    def observe(
+        self, requests: Sequence[Request], windows: Sequence[int], accepted: Sequence[int], seconds: float
+    ) -> None:
+        """Nothing to learn."""
+
+
+class AdaptiveWindow:
+    """The window at which the requests of a batch are expected to emit the most tokens a second together.
+
+    What a step emits is expected from the acceptance of each request so far, what it takes from the steps that were
+    run. Now and then, and at a cost of no more than a hundredth of the time, another window is tried: acceptance beyond
+    the present one is not seen, and grows old.
+    """
+
+    def __init__(self, block_size: int, costs: PassCosts) -> None:
+        self._block_size = block_size
+        self._costs = costs
+        self._of_all = Acceptance([_HOPEFUL] * (block_size - 1), weight=1, memory=_MEMORY_OF_ALL)
+        self._allowance = 0.0
+        """Seconds that a probe may lose."""
+        self._probes = 0
+
+    def choose(self, requests: Sequence[Request]) -> list[int]:
+        """See `WindowPolicy.choose`."""
+        tokens = list(map(sum, zip(*map(self._expected, requests), strict=True)))
+        seconds = [self._costs.seconds(len(requests), width) for width in self._widest(requests)]
+        window = self._decide(tokens, seconds)
+        return [_width(request, window) for request in requests]
+
+    def observe(
+        self, requests: Sequence[Request], windows: Sequence[int], accepted: Sequence[int], seconds: float
+    ) -> None:
+        """See `WindowPolicy.observe`."""
+        self._costs.observe(len(requests), max(windows), seconds)
+        self._allowance += _PROBING * (self._costs.seconds(len(requests), max(windows)) or 0.0)
+        for request, window, agreed in zip(requests, windows, accepted, strict=True):
+            if window > 1:
+                self._of_all.observe(window - 1, agreed)
+                self._acceptance(request).observe(window - 1, agreed)
+
+    def _acceptance(self, request: Request) -> Acceptance:
+        if request.acceptance is None:
+            request.acceptance = Acceptance(list(self._of_all.likely), weight=_WEIGHT_OF_ALL, memory=_MEMORY)
+        return request.acceptance
+
+    def _expected(self, request: Request) -> list[float]:
+        """[b] tokens that it emits with every window of the batch, 1 to the block size."""
+        tokens = self._acceptance(request).expected_tokens()
+        if request.verify_window is None and request.remaining >= self._block_size:
+            return tokens
+        return [tokens[_width(request, window) - 1] for window in range(1, self._block_size + 1)]
+
+    def _widest(self, requests: Sequence[Request]) -> list[int]:
+        """[b] the most tokens that a pass has of a request, with every window of the batch."""
+        free = max((request.remaining for request in requests if request.verify_window is None), default=1)
+        own = max((_width(request, 1) for request in requests), default=1)
+        return [max(own, min(window, free)) for window in range(1, self._block_size + 1)]
+
+    def _decide(self, tokens: Sequence[float], seconds: Sequence[float | None]) -> int:
+        """The best window, or another whose turn it is to be looked at, once that loses no more than is allowed.
+
+        Where nothing is known yet, the first step drafts and the second does not.
+        """
+        unknown = [index + 1 for index, each in enumerate(seconds) if each is None]
+        if unknown:
+            return unknown[-1]
+        taken = [each or 0.0 for each in seconds]
+        rates = [token / second for token, second in zip(tokens, taken, strict=True)]
+        best = rates.index(max(rates))
+        probe = (self._block_size - 1, best - 1, 0, best + 1)[self._probes % 4]
+        if not 0 <= probe < self._block_size:
+            probe = best
+        loss = taken[probe] - tokens[probe] / rates[best]
+        if loss > self._allowance:
+            return best + 1
+        self._probes += 1
+        self._allowance -= loss
+        return probe + 1
+
+
+def _width(request: Request, window: int) -> int:
+    return min(request.verify_window or window, request.remaining)

@@ -1,0 +1,291 @@
+"""The scheduler on a thread of its own, and coroutines that wait for what it makes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from queue import SimpleQueue
+from threading import Thread
+
+from dflash_trt.runtime.request import Request, Statistics
+from dflash_trt.runtime.scheduler import Emission, Scheduler
+
+
+class QueueFull(Exception):
+    """More requests wait than may."""
+
+
+class ShuttingDown(Exception):
+    """No request is taken any more, or the engine has ended."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What one or more steps made of some requests."""
+
+    emissions: list[Emission]
+    ended: list[Request]
+    window: int = 0
+    """Tokens that the pass of one step verified for a request, at most; 0 where that is not told."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The scheduler between two steps."""
+
+    running: int
+    """Requests in slots, their prompts under way or not."""
+    waiting: int
+    cached_tokens: int
+    """Positions of slots that running requests fill."""
+    window: int
+    """Tokens that the last pass verified for a request, at most."""
+    prefix_queries: int
+    prefix_hits: int
+    statistics: Statistics
+    """Of all requests so far."""
+
+
+class Answer:
+    """The requests of one call while the engine makes their output: iterate it until all have ended.
+
+    What its reader has not taken yet is held here, at most the requests' own tokens.
+    """
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.requests = requests
+        self._to_come = len(requests)
+        self._held = Progress([], [])
+        self._changed = asyncio.Event()
+        self._given_up = False
+
+    def __aiter__(self) -> Answer:
+        return self
+
+    async def __anext__(self) -> Progress:
+        """All that came since the last time.
+
+        Raises:
+            ShuttingDown: the engine has ended before them.
+        """
+        while not self._held.emissions and not self._held.ended:
+            if self._to_come == 0:
+                raise StopAsyncIteration
+            if self._given_up:
+                raise ShuttingDown("the engine has ended")
+            self._changed.clear()
+            await self._changed.wait()
+        progress, self._held = self._held, Progress([], [])
+        self._to_come -= len(progress.ended)
+        return progress
+
+    def emit(self, emission: Emission) -> None:
+        """One of its requests emitted a token."""
+        self._held.emissions.append(emission)
+        self._changed.set()
+
+    def end(self, request: Request) -> None:
+        """One of its requests ended."""
+        self._held.ended.append(request)
+        self._changed.set()
+
+    def give_up(self) -> None:
+        """Nothing more will come."""
+        self._given_up = True
+        self._changed.set()
+
+
+class EngineThread:
+    """Steps a scheduler while it has requests, and sleeps while it has none.
+
+    Its methods are for the coroutines of one event loop. What the thread does for them it does between two steps, and
+    what a step made reaches them in one call.
+
+    Args:
+        scheduler: which nothing else uses from `start` on.
+        most_requests: that may be unfinished.
+        may_step: called before each step; may raise.
+        on_arrival: called with requests that are taken.
+        on_progress: called in the event loop after each step, before any coroutine sees what it made.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        *,
+        most_requests: int,
+        may_step: Callable[[], None],
+        on_arrival: Callable[[Sequence[Request]], None],
+        on_progress: Callable[[Progress], None],
+    ) -> None:
+        self.most_requests = most_requests
+        self.draining = False
+        self.failure: BaseException | None = None
+        self.failed = asyncio.Event()
+        self._scheduler = scheduler
+        self._may_step = may_step
+        self._on_arrival = on_arrival
+        self._on_progress = on_progress
+        self._commands: SimpleQueue[Callable[[], object]] = SimpleQueue()
+        self._stopping = False
+        self._open: set[Answer] = set()
+        self._answers: dict[Request, Answer] = {}
+        """Of requests that have not ended."""
+        self._snapshots: set[asyncio.Future[Snapshot]] = set()
+        self._none_open = asyncio.Event()
+        self._none_open.set()
+        self._ended_statistics = Statistics()
+        self._thread = Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Begin; to be called in the event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """End the thread, whatever it has to do."""
+        self.draining = True
+        self._commands.put(self._stop)
+        await asyncio.to_thread(self._thread.join)
+        self._give_up()
+
+    @property
+    def open_requests(self) -> int:
+        """Requests whose answers somebody still reads."""
+        return sum(len(answer.requests) for answer in self._open)
+
+    def submit(self, requests: Sequence[Request]) -> Answer:
+        """Queue requests, together or not at all; `leave` their answer in the end.
+
+        Raises:
+            QueueFull: too many are unfinished.
+            ShuttingDown: none is taken any more.
+        """
+        if self.draining or self.failure is not None:
+            raise ShuttingDown("the server is shutting down")
+        if len(self._answers) + len(requests) > self.most_requests:
+            raise QueueFull(f"{len(self._answers)} requests are unfinished, {self.most_requests} may be")
+        answer = Answer(requests)
+        self._answers.update(dict.fromkeys(requests, answer))
+        self._open.add(answer)
+        self._on_arrival(requests)
+        self._none_open.clear()
+        self._commands.put(lambda: self._scheduler.add(requests))
+        return answer
+
+    def cancel(self, answer: Answer) -> None:
+        """End its requests as they are, at the next step."""
+        unfinished = [request for request in answer.requests if request in self._answers]
+        if unfinished:
+            self._commands.put(lambda: self._cancel(unfinished))
+
+    def leave(self, answer: Answer) -> None:
+        """Nobody reads it any more; what is unfinished is cancelled."""
+        self.cancel(answer)
+        self._open.discard(answer)
+        if not self._open:
+            self._none_open.set()
+
+    @contextmanager
+    def answering(self, answer: Answer) -> Iterator[None]:
+        """`leave` an answer at the end of the block."""
+        try:
+            yield
+        finally:
+            self.leave(answer)
+
+    async def drain(self, timeout: float) -> None:
+        """Take no more requests, wait until all answers are read, and cancel those that are not after `timeout` s."""
+        self.draining = True
+        try:
+            await asyncio.wait_for(self._none_open.wait(), timeout)
+        except asyncio.TimeoutError:
+            for answer in self._open:
+                self.cancel(answer)
+
+    async def snapshot(self) -> Snapshot:
+        """The scheduler as it is after the step under way.
+
+        Raises:
+            ShuttingDown: the engine has ended.
+        """
+        if not self._thread.is_alive():
+            raise ShuttingDown("the engine has ended")
+        future: asyncio.Future[Snapshot] = self._loop.create_future()
+        self._snapshots.add(future)
+        future.add_done_callback(self._snapshots.discard)
+        self._commands.put(lambda: self._loop.call_soon_threadsafe(_resolve, future, self._look()))
+        return await future
+
+    # What follows runs on the thread.
+
+    def _run(self) -> None:
+        try:
+            while self._obey():
+                self._may_step()
+                emissions = self._scheduler.step()
+                for request in self._scheduler.ended:
+                    self._ended_statistics.add(request.statistics)
+                if emissions or self._scheduler.ended:
+                    progress = Progress(emissions, self._scheduler.ended, self._scheduler.window)
+                    self._loop.call_soon_threadsafe(self._deliver, progress)
+        except BaseException as error:
+            self._loop.call_soon_threadsafe(self._fail, error)
+
+    def _obey(self) -> bool:
+        """Follow commands, waiting for them while there is nothing to step; False when it is time to stop."""
+        while not self._stopping and (self._scheduler.idle or not self._commands.empty()):
+            self._commands.get()()
+        return not self._stopping
+
+    def _cancel(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self._scheduler.cancel(request)
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    def _look(self) -> Snapshot:
+        scheduler, statistics = self._scheduler, Statistics()
+        statistics.add(self._ended_statistics)
+        for request in scheduler.running:
+            statistics.add(request.statistics)
+        prefilling = scheduler.prefilling
+        return Snapshot(
+            running=len(scheduler.running) + (prefilling is not None),
+            waiting=len(scheduler.waiting),
+            cached_tokens=sum(request.kv_len for request in scheduler.running)
+            + (prefilling.kv_len if prefilling is not None else 0),
+            window=scheduler.window,
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
+            statistics=statistics,
+        )
+
+    # What follows runs in the event loop, for the thread.
+
+    def _deliver(self, progress: Progress) -> None:
+        self._on_progress(progress)
+        for emission in progress.emissions:
+            self._answers[emission.request].emit(emission)
+        for request in progress.ended:
+            self._answers.pop(request).end(request)
+
+    def _fail(self, error: BaseException) -> None:
+        self.failure = error
+        self.failed.set()
+        self._give_up()
+
+    def _give_up(self) -> None:
+        for answer in self._open:
+            answer.give_up()
+        for future in self._snapshots:
+            if not future.done():
+                future.set_exception(ShuttingDown("the engine has ended"))
+
+
+def _resolve(future: asyncio.Future[Snapshot], snapshot: Snapshot) -> None:
+    if not future.done():
+        future.set_result(snapshot)

@@ -1,0 +1,145 @@
+"""What both kinds of completion request may say: OpenAI's names, vLLM's extras, and our own of speculation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from dflash_trt.errors import UserError
+from dflash_trt.runtime.sampling import SamplingParams
+from dflash_trt.runtime.structured import StructuredOutputs
+
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+_SAMPLING_FIELDS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "n",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "max_tokens",
+    "min_tokens",
+)
+"""Fields that `SamplingParams` has by the same name."""
+
+
+class Strict(BaseModel):
+    """Part of a request: types as they are, no number without an end, and no field that nobody reads."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class StreamOptions(Strict):
+    """OpenAI's, and vLLM's second."""
+
+    include_usage: bool | None = None
+    """A last chunk with the usage and no choice."""
+    continuous_usage_stats: bool | None = None
+    """The usage so far on every chunk."""
+    include_obfuscation: bool | None = None
+    """OpenAI's padding against those who listen; there is none."""
+
+
+class StructuredOutputsField(Strict):
+    """vLLM's: what form the output must have. Exactly one is given."""
+
+    json_: str | dict[str, Any] | None = Field(None, alias="json")
+    regex: str | None = None
+    choice: list[str] | None = Field(None, min_length=1)
+    grammar: str | None = None
+    json_object: bool | None = None
+
+    def to_runtime(self) -> StructuredOutputs:
+        """As the engine takes it."""
+        return StructuredOutputs(self.json_, self.regex, self.choice, self.grammar, self.json_object)
+
+
+class CommonRequest(Strict):
+    """None is what a field is that a client does not give, or gives as null."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: float | None = Field(None, ge=0)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, lt=2**31)
+    min_p: float | None = Field(None, ge=0, le=1)
+    repetition_penalty: float | None = Field(None, gt=0)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    logit_bias: dict[str, float] | None = None
+    """By token id, in decimal; -100 to 100."""
+    seed: int | None = Field(None, ge=0, lt=2**63)
+    n: int | None = Field(None, ge=1, le=16384)
+    stop: str | Annotated[list[str], Field(max_length=64)] | None = None
+    stop_token_ids: list[TokenId] | None = None
+    ignore_eos: bool | None = None
+    max_tokens: Count | None = None
+    min_tokens: int | None = Field(None, ge=0, lt=2**31)
+    structured_outputs: StructuredOutputsField | None = None
+    priority: int = Field(0, ge=-(2**63), lt=2**63)
+    """Lower numbers go first."""
+    verify_window: int | None = Field(None, ge=1)
+    """Tokens that a pass verifies for this request; 1 forbids speculation. The output does not depend on it."""
+    return_speculation: bool = False
+    """Say beside the usage what speculation did."""
+    return_token_sources: bool = False
+    """Say of each token whether it was drafted."""
+    user: str | None = None
+    """Accepted for OpenAI's clients; has no effect."""
+
+    def sampling_params(self, defaults: Mapping[str, Any], form: StructuredOutputs | None) -> SamplingParams:
+        """What it asks of the engine, `defaults` where it does not say, and the form of its outputs.
+
+        Raises:
+            UserError: a parameter is out of range.
+        """
+        given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
+        if self.logit_bias:
+            given["logit_bias"] = {token_id(text): bias for text, bias in self.logit_bias.items()}
+        if form is not None:
+            given["structured_outputs"] = form
+        return SamplingParams(**{**defaults, **given, **self.own_params()})
+
+    def own_params(self) -> dict[str, Any]:
+        """Parameters that this kind of request says in its own way."""
+        return {}
+
+    def asked_form(self) -> StructuredOutputs | None:
+        """The form that outputs must have, by the request's own words.
+
+        Raises:
+            UserError: it asks for no form, or for two.
+        """
+        return None if self.structured_outputs is None else self.structured_outputs.to_runtime()
+
+    @property
+    def usage_at_end(self) -> bool:
+        """A stream ends with a chunk of the usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def usage_always(self) -> bool:
+        """Every chunk of a stream has the usage so far."""
+        return self.usage_at_end and bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+
+def token_id(text: str) -> int:
+    """A key of `logit_bias`.
+
+    Raises:
+        UserError: it is no number.
+    """
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise UserError(f"logit_bias is of {text[:40]!r}, its keys must be token ids")
+    return int(text)

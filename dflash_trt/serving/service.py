@@ -1,0 +1,109 @@
+"""What all endpoints share: an engine, how it is served, and requests made ready for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dflash_trt.runtime.llm import LLM, Prompt
+from dflash_trt.runtime.request import Request
+from dflash_trt.runtime.structured import StructuredOutputs
+from dflash_trt.serving.engine_thread import Answer, EngineThread, QueueFull, ShuttingDown
+from dflash_trt.serving.errors import ApiError
+from dflash_trt.serving.formats import Formats
+from dflash_trt.serving.protocol import CommonRequest
+from dflash_trt.serving.settings import ServerSettings
+from dflash_trt.serving.tokens import TokenTexts
+
+
+@dataclass(frozen=True)
+class Service:
+    """An engine being served."""
+
+    llm: LLM
+    settings: ServerSettings
+    engine: EngineThread
+    texts: TokenTexts
+    formats: Formats
+    """What the model speaks."""
+    defaults: dict[str, Any]
+    """Sampling parameters where a client gives none."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this."""
+        return self.llm.engine.config.pretrained_config.vocab_size
+
+    def require_model(self, name: str | None) -> None:
+        """See that a client means the model that is served.
+
+        Raises:
+            ApiError: it does not.
+        """
+        if name is not None and name != self.settings.model_name:
+            message = f"model is {name!r}, this server has {self.settings.model_name!r}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+
+    def require_capacity(self, prompts: int, n: int) -> None:
+        """See that so many outputs of each prompt can ever be in the queue together.
+
+        Raises:
+            ApiError: they cannot.
+        """
+        most = self.engine.most_requests
+        if prompts * n > most:
+            message = f"n is {n}, for {prompts} prompts; this server takes {most} outputs at a time"
+            raise ApiError(400, message, param="n" if n > 1 else "prompt")
+
+    def require_room(self, prompt: Sequence[int], field: str) -> None:
+        """See that a prompt fits.
+
+        Raises:
+            ApiError: it is longer than the engine's sequences.
+        """
+        limit = self.llm.executor.max_seq_len
+        if len(prompt) >= limit:
+            message = f"{field} has {len(prompt)} tokens; the model's {limit} leave room for {limit - 1} and an answer"
+            raise ApiError(400, message, param=field, code="context_length_exceeded")
+
+    def requests(
+        self, prompts: Sequence[tuple[str, Prompt]], body: CommonRequest, form: StructuredOutputs | None
+    ) -> list[Request]:
+        """The engine's requests for prompts, each with the field that it came from; `n` for each.
+
+        Args:
+            form: of every output.
+
+        Raises:
+            ApiError, UserError: a prompt or a parameter cannot be.
+        """
+        params = body.sampling_params(self.defaults, form)
+        timeout = self.settings.request_timeout
+        return [
+            self.llm.new_request(
+                prompt,
+                one,
+                where=field,
+                priority=body.priority,
+                deadline=None if timeout is None else time.monotonic() + timeout,
+                verify_window=body.verify_window,
+            )
+            for field, prompt in prompts
+            for one in params.each()
+        ]
+
+    def submit(self, requests: Sequence[Request]) -> Answer:
+        """Queue the requests of a call.
+
+        Raises:
+            ApiError: there is no room, or the server is shutting down.
+        """
+        try:
+            return self.engine.submit(requests)
+        except QueueFull as error:
+            headers = {"Retry-After": "1"}
+            raise ApiError(429, f"{error}; try again", code="overloaded", headers=headers) from None
+        except ShuttingDown as error:
+            raise ApiError(503, str(error), code="shutting_down", headers={"Retry-After": "1"}) from None

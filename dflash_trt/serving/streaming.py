@@ -1,0 +1,105 @@
+"""Answers, whole or as server-sent events while they are made; a client that goes away ends its requests."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from itertools import groupby
+from typing import Any
+
+from fastapi import Request as HttpRequest
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from dflash_trt.serving.call import Call, require_end
+from dflash_trt.serving.engine_thread import Answer, EngineThread, Progress, ShuttingDown
+from dflash_trt.serving.errors import ApiError
+
+_LOGGER = logging.getLogger(__name__)
+_DONE = "data: [DONE]\n\n"
+
+
+async def respond(http: HttpRequest, engine: EngineThread, answer: Answer, call: Call) -> Response:
+    """Answer a call whose requests are submitted.
+
+    Raises:
+        ApiError: they did not end by themselves.
+    """
+    if call.body.stream:
+        return _EventStream(engine, answer, call)
+    with engine.answering(answer), _watching(http.receive, lambda: engine.cancel(answer)):
+        try:
+            return JSONResponse(await call.whole(answer))
+        except ShuttingDown as error:
+            raise ApiError(500, str(error), code="engine_failed") from None
+
+
+class _EventStream(StreamingResponse):
+    """Leaves its answer whether or not it was ever sent."""
+
+    def __init__(self, engine: EngineThread, answer: Answer, call: Call) -> None:
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(_events(answer, call), media_type="text/event-stream", headers=headers)
+        self._engine = engine
+        self._answer = answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        cancel = lambda: self._engine.cancel(self._answer)  # noqa: E731
+        with self._engine.answering(self._answer), _watching(receive, cancel):
+            await self.stream_response(send)
+
+
+@contextmanager
+def _watching(receive: Receive, when_gone: Callable[[], object]) -> Iterator[None]:
+    """Call `when_gone` if the client goes away during the block."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        when_gone()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watcher.cancel()
+
+
+async def _events(answer: Answer, call: Call) -> AsyncIterator[str]:
+    try:
+        async for progress in answer:
+            for choice in _choices(call, progress):
+                yield _event(call.chunk([choice]))
+        if (last := call.last_chunk()) is not None:
+            yield _event(last)
+    except ApiError as error:
+        yield _event(error.body)
+    except ShuttingDown as error:
+        yield _event(ApiError(500, str(error), code="engine_failed").body)
+    except Exception as error:
+        # The response has begun: this is all that can still be told.
+        _LOGGER.exception("a stream failed")
+        yield _event(ApiError(500, f"internal error, {type(error).__name__}", code="internal_error").body)
+    yield _DONE
+
+
+def _choices(call: Call, progress: Progress) -> Iterator[dict[str, Any]]:
+    """What chunks say of progress."""
+    for request, emissions in groupby(sorted(progress.emissions, key=_index(call)), key=lambda each: each.request):
+        choice = call.choice_of(request)
+        said = [choice.begin() if choice.emitted == 0 else None, choice.advance(list(emissions))]
+        yield from (each for each in said if each is not None)
+    for request in progress.ended:
+        require_end(request)
+        yield from call.choice_of(request).finish()
+
+
+def _index(call: Call) -> Callable[[Any], int]:
+    return lambda emission: call.choice_of(emission.request).index
+
+
+def _event(content: dict[str, Any]) -> str:
+    return f"data: {json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n"

@@ -1,0 +1,231 @@
+"""Tool calls in the text of an answer, found while it comes."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from dflash_trt.serving.cut_tag import cut_tag_start
+from dflash_trt.serving.json_object_scan import JsonObjectScan
+from dflash_trt.serving.tools import FUNCTION_NAME
+
+_NAME = "name"
+_ARGUMENTS = ("arguments", "parameters")
+_CALL_KEYS = (_NAME, *_ARGUMENTS, "type", "id")
+_PYTHON_TAG = "<|python_tag|>"
+
+
+@dataclass(frozen=True)
+class ToolFormat:
+    """How a family writes a call: `begin`, the function's name, `middle`, its arguments in JSON, `end`."""
+
+    begin: str
+    middle: str
+    end: str
+    separator: str
+    """Between calls."""
+    trigger: str
+    """What a call begins with, whichever function it calls."""
+
+
+HERMES = ToolFormat('<tool_call>\n{"name": "', '", "arguments": ', "}\n</tool_call>", "\n", "<tool_call>")
+"""Qwen3's, too."""
+LLAMA = ToolFormat('{"name": "', '", "parameters": ', "}", "; ", '{"name": ')
+"""Of Llama 3.1 and later."""
+
+
+@dataclass(frozen=True)
+class ToolCallDelta:
+    """What came of a call. The first of each call has its id and name, the others more of its arguments' text."""
+
+    index: int
+    arguments: str = ""
+    id: str | None = None
+    name: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As OpenAI's streams have it."""
+        if self.name is None:
+            return {"index": self.index, "function": {"arguments": self.arguments}}
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"index": self.index, "id": self.id, "type": "function", "function": function}
+
+
+Piece = str | ToolCallDelta
+"""Content, or part of a call."""
+
+
+class ToolCallParser(ABC):
+    """Divides an answer's text into content and calls, the same however the text is cut.
+
+    What is no whole call, because its JSON is malformed or the answer ends inside it, is content. White space around
+    calls is neither.
+
+    Args:
+        valid: a grammar sees to it that calls are well-formed. Their arguments then come as they are written, and a
+            call that the answer's end cuts off is still a call; otherwise a call comes as a whole, when it has proved
+            to be one.
+    """
+
+    closing: str
+    """What may follow a call and belongs to it."""
+
+    def __init__(self, *, valid: bool) -> None:
+        self.calls = 0
+        """Calls found so far."""
+        self._valid = valid
+        self._pending = ""
+        """Text that nothing is decided about, from where no object is under way."""
+        self._before = ""
+        """What stands before the object that is under way, and is content if the object is no call."""
+        self._scan: JsonObjectScan | None = None
+        self._sent: int | None = None
+        """Characters of its arguments that were given out; None before its name was."""
+        self._refused = False
+        """Something has proved to be no call."""
+        self._after: str | None = None
+        """Behind a call: what may still follow as part of it."""
+
+    def push(self, text: str) -> list[Piece]:
+        """Take more of the answer; what is decided by it."""
+        self._pending += text
+        pieces: list[Piece] = []
+        while self._pending and self._advance(pieces):
+            pass
+        return pieces
+
+    def finish(self) -> list[Piece]:
+        """What the end of the answer decides."""
+        left = self._pending if self._after is None else self._pending.lstrip()
+        if self._scan is not None and self._sent is None:
+            left = self._before + self._scan.text
+        return [left] if left else []
+
+    def _advance(self, pieces: list[Piece]) -> bool:
+        """Decide a little more; False where that takes more text."""
+        if self._scan is not None:
+            return self._read_object(self._scan, pieces)
+        if self._after is not None:
+            return self._skip_closing(self._after)
+        return self._find_object(pieces)
+
+    @abstractmethod
+    def _find_object(self, pieces: list[Piece]) -> bool:
+        """Give out content, up to where an object begins that may be a call."""
+
+    def _skip_closing(self, closing: str) -> bool:
+        self._pending = self._pending.lstrip()
+        if not self._pending or (closing.startswith(self._pending) and self._pending != closing):
+            return False
+        if closing and self._pending.startswith(closing):
+            self._pending, self._after = self._pending[len(closing) :], ""
+        else:
+            self._after = None
+        return True
+
+    def _start_object(self, at: int) -> bool:
+        self._before, self._pending = self._pending[:at], self._pending[at:]
+        self._scan, self._sent = JsonObjectScan(), None
+        return True
+
+    def _read_object(self, scan: JsonObjectScan, pieces: list[Piece]) -> bool:
+        self._pending = scan.push(self._pending)
+        if self._valid or scan.state == "closed":
+            self._give_out(scan, pieces)
+        hopeless = scan.state == "broken" or scan.keys[:1] not in ([], *([key] for key in _CALL_KEYS))
+        if scan.state == "open" and not hopeless:
+            return False
+        self._scan = None
+        if self._sent is not None:
+            self._after = self.closing
+        else:
+            self._refused = True
+            pieces.append(self._before)
+            self._pending = scan.text + self._pending
+        return True
+
+    def _give_out(self, scan: JsonObjectScan, pieces: list[Piece]) -> None:
+        """What is new of a call, once that is sure to be one."""
+        key = next((key for key in scan.keys if key in _ARGUMENTS), None)
+        if key is None or _NAME not in scan.values or not scan.value(key).startswith("{"):
+            return
+        if self._sent is None:
+            name = _name_of(scan) if self._valid else _checked_name(scan, key)
+            if name is None:
+                return
+            pieces.append(ToolCallDelta(self.calls, id=f"call_{secrets.token_hex(12)}", name=name))
+            self.calls += 1
+            self._sent = 0
+        arguments = scan.value(key)[self._sent :]
+        if arguments:
+            pieces.append(ToolCallDelta(self.calls - 1, arguments))
+            self._sent += len(arguments)
+
+
+class HermesParser(ToolCallParser):
+    """Calls in tags, anywhere in an answer."""
+
+    closing = "</tool_call>"
+    _opening = HERMES.trigger
+
+    def _find_object(self, pieces: list[Piece]) -> bool:
+        at = self._pending.find(self._opening)
+        content = self._pending[: cut_tag_start(self._pending, self._opening) if at < 0 else at].rstrip()
+        if content:
+            pieces.append(content)
+            self._pending = self._pending[len(content) :]
+            at -= len(content)
+        if at < 0:
+            return False
+        inside = at + len(self._opening)
+        body = self._pending[inside:].lstrip()
+        if body.startswith("{"):
+            return self._start_object(len(self._pending) - len(body))
+        if body:
+            pieces.append(self._pending[:inside])
+            self._pending = self._pending[inside:]
+        return bool(body)
+
+
+class LlamaParser(ToolCallParser):
+    """Calls from the beginning of an answer on; one that begins otherwise has none."""
+
+    closing = ";"
+
+    def _find_object(self, pieces: list[Piece]) -> bool:
+        body = self._pending.lstrip().removeprefix(_PYTHON_TAG).lstrip()
+        if body.startswith("{") and not self._refused:
+            return self._start_object(len(self._pending) - len(body))
+        if _PYTHON_TAG.startswith(body) and not self._refused:
+            return False
+        self._refused = True
+        pieces.append(self._pending)
+        self._pending = ""
+        return True
+
+
+PARSERS: dict[ToolFormat, type[ToolCallParser]] = {HERMES: HermesParser, LLAMA: LlamaParser}
+
+
+def _name_of(scan: JsonObjectScan) -> str | None:
+    try:
+        name = json.loads(scan.values[_NAME])
+    except ValueError:
+        return None
+    return name if isinstance(name, str) and FUNCTION_NAME.fullmatch(name) else None
+
+
+def _checked_name(scan: JsonObjectScan, key: str) -> str | None:
+    """The name of a call whose whole text is JSON."""
+    try:
+        call = json.loads(scan.text, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return None
+    return _name_of(scan) if isinstance(call.get(key), dict) else None
+
+
+def _refuse_constant(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not JSON")

@@ -1,0 +1,175 @@
+"""The adaptive window against the best fixed one, over steps whose costs and acceptances are known."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from dflash_trt.errors import UserError
+from dflash_trt.runtime.pass_costs import PassCosts
+from dflash_trt.runtime.request import Request
+from dflash_trt.runtime.sampling import SamplingParams
+from dflash_trt.runtime.scheduler import Scheduler
+from dflash_trt.runtime.window import AdaptiveWindow, FixedWindow, WindowPolicy
+from tests.conftest import Engines
+from tests.runtime.simulated_executor import SimulatedExecutor
+from tests.runtime.test_scheduler import expected_output, request, run
+
+
+def on_a_cpu(rows: int, width: int) -> float:
+    """Bound by arithmetic, as SmolLM2 on two cores: eight tokens take twice the time of one."""
+    return 30 + 8 * rows * width / 2 if width > 1 else 25 + 10 * rows
+
+
+def on_a_gpu(rows: int, width: int) -> float:
+    """Bound by memory until rows and tokens are many."""
+    return (10 if width == 1 else 12) + max(0.0, 0.1 * (rows * width - 64))
+
+
+@dataclass
+class Machine:
+    """Steps of requests that go on for ever, whose guesses are right with probability `likely(step, place)`."""
+
+    seconds: Callable[[int, int], float]
+    likely: Callable[[int, int], float]
+    rows: Callable[[int], int]
+    noise: Callable[[random.Random], float] = lambda random_: 1.0
+    steps: int = 2000
+    widths: list[int] = field(default_factory=list)
+
+    def tokens_per_second(self, policy: WindowPolicy) -> float:
+        """Of all requests, without what disturbs the clock."""
+        random_, tokens, seconds = random.Random(1), 0, 0.0
+        requests: list[Request] = []
+        self.widths.clear()
+        for step in range(self.steps):
+            rows = self.rows(step)
+            del requests[rows:]
+            requests += [request([1], 10**6, limit=10**6) for _ in range(rows - len(requests))]
+            windows = policy.choose(requests)
+            self.widths.append(max(windows))
+            accepted = []
+            for window in windows:
+                right = 0
+                while right < window - 1 and random_.random() < self.likely(step, right):
+                    right += 1
+                accepted.append(right)
+            taken = self.seconds(rows, max(windows))
+            policy.observe(requests, windows, accepted, taken * self.noise(random_))
+            tokens += rows + sum(accepted)
+            seconds += taken
+        return tokens / seconds
+
+
+def steady(likely: float) -> Callable[[int, int], float]:
+    return lambda step, place: likely
+
+
+CASES = {
+    "good drafts": (steady(0.9), lambda step: 4),
+    "poor drafts": (steady(0.2), lambda step: 4),
+    "useless drafts": (steady(0.0), lambda step: 1),
+    "later places are harder": (lambda step, place: 0.9**place * 0.8, lambda step: 2),
+    "the batch grows": (steady(0.7), lambda step: 1 + step * 16 // 2000),
+    "the batch changes all the time": (steady(0.7), lambda step: 1 + step * 7 % 16),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("seconds", [on_a_cpu, on_a_gpu])
+@pytest.mark.parametrize("block_size", [8, 16])
+def test_it_costs_at_most_three_percent(case: str, seconds: Callable[[int, int], float], block_size: int) -> None:
+    """Beside the better of the whole block and no speculation; with a block of 8 beside any fixed window."""
+    machine = Machine(seconds, *CASES[case])
+    fixed = range(1, 9) if block_size == 8 else (1, block_size)
+    best = max(machine.tokens_per_second(FixedWindow(window)) for window in fixed)
+    assert machine.tokens_per_second(AdaptiveWindow(block_size, PassCosts())) >= 0.97 * best
+
+
+def test_it_beats_every_fixed_window_where_acceptance_changes() -> None:
+    machine = Machine(on_a_cpu, lambda step, place: 0.95 if step // 500 % 2 else 0.05, lambda step: 2)
+    best = max(machine.tokens_per_second(FixedWindow(window)) for window in range(1, 9))
+    assert machine.tokens_per_second(AdaptiveWindow(8, PassCosts())) > best
+    assert machine.widths[700:1000].count(8) > 100 and machine.widths[1200:1500].count(1) > 100
+
+
+def test_a_disturbed_clock_costs_little() -> None:
+    machine = Machine(on_a_cpu, steady(0.7), lambda step: 4, lambda random_: random_.choice([1, 1, 1, 1.5, 10]))
+    best = max(machine.tokens_per_second(FixedWindow(window)) for window in range(1, 9))
+    assert machine.tokens_per_second(AdaptiveWindow(8, PassCosts())) >= 0.97 * best
+
+
+def test_looking_for_something_better_costs_a_hundredth() -> None:
+    machine = Machine(on_a_cpu, steady(0.0), lambda step: 1, steps=20_000)
+    plain = machine.tokens_per_second(FixedWindow(1))
+    assert machine.tokens_per_second(AdaptiveWindow(8, PassCosts())) >= 0.98 * plain
+    assert max(machine.widths[10_000:]) == 8, "it never looked"
+
+
+@pytest.mark.parametrize("own", [1, 3, 8])
+def test_a_request_has_its_own_window(own: int) -> None:
+    policy = AdaptiveWindow(8, PassCosts())
+    free, fixed = request([1], 100, limit=200), request([1], 100, limit=200)
+    fixed.verify_window = own
+    for step in range(200):
+        windows = policy.choose([free, fixed])
+        assert windows[1] == own and 1 <= windows[0] <= 8
+        policy.observe([free, fixed], windows, [0, 0], 1.0 + step % 3)
+    assert FixedWindow(5).choose([free, fixed]) == [5, own]
+
+
+def test_no_more_is_verified_than_may_be_emitted() -> None:
+    short = request([1], 2)
+    for policy in (FixedWindow(8), AdaptiveWindow(8, PassCosts())):
+        for _ in range(20):
+            windows = policy.choose([short, request([1], 60)])
+            assert windows[0] <= 2
+            policy.observe([short], windows[:1], [0], 1.0)
+
+
+def test_requests_are_served_whole_while_windows_change() -> None:
+    time = iter(range(10**9))
+    executor = SimulatedExecutor(3)
+    scheduler = Scheduler(executor, AdaptiveWindow(4, PassCosts()), clock=lambda: float(next(time)))
+    requests = [request([10 + index], 25, seed=index) for index in range(20)]
+    scheduler.add(requests)
+    run(scheduler)
+    assert [one.output for one in requests] == [expected_output([10 + i], 25, seed=i) for i in range(20)]
+
+
+def test_drafts_are_as_good_after_a_pause(llms: Engines) -> None:
+    """What passes of one token write for the drafter is what wider ones write."""
+    llm = llms["tiny"]
+    prompt = llm.encode_chat([{"role": "user", "content": "Write the diary of Bruno the teacher."}])
+
+    class Pausing(FixedWindow):
+        """Drafts nothing for the first twenty steps."""
+
+        steps = 0
+
+        def choose(self, requests: list[Request]) -> list[int]:  # type: ignore[override]
+            self.steps += 1
+            return FixedWindow(1 if self.steps <= 20 else 8).choose(requests)
+
+    def one(policy: WindowPolicy, tokens: list[int], max_tokens: int) -> Request:
+        scheduler = Scheduler(llm.executor, policy)
+        found = llm.new_request(tokens, SamplingParams(max_tokens=max_tokens, seed=0, ignore_eos=True), where="prompt")
+        scheduler.add([found])
+        run(scheduler)
+        return found
+
+    paused = one(Pausing(8), prompt, 60)
+    resumed = one(FixedWindow(8), [*prompt, *paused.output[:20]], 40)
+    assert paused.output[20:] == resumed.output
+    assert paused.statistics.acceptance_histogram == resumed.statistics.acceptance_histogram
+    assert paused.statistics.accepted_tokens > 10
+
+
+def test_windows_of_an_engine(llms: Engines) -> None:
+    llm = llms["llama"]
+    assert isinstance(llm.windows(None), AdaptiveWindow) and isinstance(llm.windows(2), FixedWindow)
+    with pytest.raises(UserError, match="verify_window is 9"):
+        llm.windows(9)

@@ -1,0 +1,167 @@
+"""What the grammars of answers let through, and that it is what the parsers read."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+from xgrammar import Grammar, GrammarCompiler, GrammarMatcher, TokenizerInfo, allocate_token_bitmask
+from xgrammar.testing import _is_grammar_accept_string
+
+from dflash_trt.runtime.detokenizer import Detokenizer
+from dflash_trt.runtime.structured import StructuredOutputs
+from dflash_trt.serving.formats import ParsedAnswer, formats_of
+from dflash_trt.serving.invalid_field import InvalidField
+from dflash_trt.serving.tools import read_tool_use
+from tests.conftest import TINY
+from tests.serving.templates import LLAMA3, QWEN3
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+CLOSED = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+
+
+def tool(name: str, parameters: object = CITY, **function: object) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": parameters, **function}}
+
+
+def accepted(asked: StructuredOutputs | None, *texts: str) -> list[bool]:
+    assert asked is not None and asked.grammar is not None
+    return [_is_grammar_accept_string(Grammar.from_ebnf(asked.grammar), text) for text in texts]
+
+
+def hermes(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def llama(name: str, arguments: str) -> str:
+    return f'{{"name": "{name}", "parameters": {arguments}}}'
+
+
+@pytest.mark.parametrize(
+    ("template", "write", "separator"), [(QWEN3, hermes, "\n"), (LLAMA3, llama, "; ")], ids=["qwen3", "llama3"]
+)
+def test_calls_that_must_be_made(template: str, write: Any, separator: str) -> None:
+    one, two = write("f", '{"city": "Rome"}'), write("g", '{ "x": 1 }')
+    texts = (one, one + separator + two, write("f", '{"town": "Rome"}'), write("h", '{"city": "Rome"}'), "Rome", "")
+    tools = [tool("f"), tool("g", {})]
+    for choice, parallel, expected in (
+        ("required", None, [True, True, False, False, False, False]),
+        ("required", False, [True, False, False, False, False, False]),
+        ({"type": "function", "function": {"name": "f"}}, None, [True, False, False, False, False, False]),
+    ):
+        use = read_tool_use(tools, choice, parallel)
+        answer_format = formats_of(template).answer_format(use, CLOSED, None)
+        assert accepted(answer_format.structured_outputs, *texts) == expected
+        answer, reading = ParsedAnswer(), answer_format.new_parser()
+        answer.add(reading.push(one))
+        answer.add(reading.finish())
+        assert answer.content == ""
+        assert [call["function"] for call in answer.tool_calls] == [{"name": "f", "arguments": '{"city": "Rome"}'}]
+
+
+def test_calls_that_may_be_made() -> None:
+    formats, right, wrong = formats_of(QWEN3), hermes("f", '{"city": "Rome"}'), hermes("f", '{"town": 1}')
+    assert formats.answer_format(read_tool_use([tool("f")], "auto", None), CLOSED, None).structured_outputs is None
+    assert formats.answer_format(read_tool_use([tool("f")], "none", None), CLOSED, None).structured_outputs is None
+    strict = formats.answer_format(read_tool_use([tool("f", strict=True)], None, None), CLOSED, None)
+    texts = ("Rome", right, f"I ask. {right}\n{right}", wrong)
+    assert accepted(strict.structured_outputs, *texts) == [True, True, True, False]
+    single = formats.answer_format(read_tool_use([tool("f")], None, False), CLOSED, None)
+    assert accepted(single.structured_outputs, *texts) == [True, True, False, True]
+
+
+def test_calls_or_the_form_that_is_asked_for() -> None:
+    formats, call = formats_of(QWEN3), hermes("f", '{"city": "Rome"}')
+    texts = (call, '{"age": 3}', "yes", "Rome")
+    for asked, expected in (
+        (
+            StructuredOutputs(json={"type": "object", "properties": {"age": {"type": "integer"}}}),
+            [True, True, False, False],
+        ),
+        (StructuredOutputs(json='{"type": "object"}'), [True, True, False, False]),
+        (StructuredOutputs(json_object=True), [True, True, False, False]),
+        (StructuredOutputs(choice=["yes", "no"]), [True, False, True, False]),
+        (StructuredOutputs(regex="y.s"), [True, False, True, False]),
+        (StructuredOutputs(grammar='root ::= "yes"'), [True, False, True, False]),
+    ):
+        use = read_tool_use([tool("f")], "auto", None)
+        assert accepted(formats.answer_format(use, CLOSED, asked).structured_outputs, *texts) == expected
+        required = read_tool_use([tool("f")], "required", None)
+        answer_format = formats.answer_format(required, CLOSED, asked)
+        assert accepted(answer_format.structured_outputs, *texts) == [True, False, False, False]
+        assert formats.answer_format(read_tool_use(None, None, None), CLOSED, asked).structured_outputs is asked
+
+
+def test_thinking_comes_first_where_the_prompt_lets_it() -> None:
+    formats, asked = formats_of(QWEN3), StructuredOutputs(choice=["yes"])
+    texts = ("yes", "<think>\nhm\n</think>\n\nyes", "hm\n</think>\n\nyes", "<think>\nhm\n</think>\n\nno")
+    for tail, expected in (
+        ("<|im_start|>assistant\n", [True, True, False, False]),
+        ("<|im_start|>assistant\n<think>\n", [False, False, True, False]),
+    ):
+        answer_format = formats.answer_format(read_tool_use(None, None, None), tail, asked)
+        assert accepted(answer_format.structured_outputs, *texts) == expected
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"properties": {"a": {"type": "strin"}}}, 'Unsupported type "strin"'),
+        ({"properties": {"a": {"$ref": "#/x"}}}, "Cannot find field"),
+        ({"properties": {"a": {"type": "string", "pattern": "("}}}, "Regex parsing error"),
+        ({"required": 5}, "required must be an array"),
+    ],
+)
+def test_schemas_that_make_no_grammar_are_named(schema: object, reason: str) -> None:
+    use = read_tool_use([tool("f"), tool("g", schema)], "required", None)
+    with pytest.raises(InvalidField, match=rf"^tools\[1\]\.function\.parameters: cannot be made a grammar \({reason}"):
+        formats_of(LLAMA3).answer_format(use, CLOSED, None)
+    asked = StructuredOutputs(json={"type": "object", **dict(schema)})  # type: ignore[call-overload]
+    with pytest.raises(InvalidField, match=r"^response_format: cannot be made a grammar"):
+        formats_of(QWEN3).answer_format(read_tool_use(None, None, None), "assistant\n", asked)
+
+
+@pytest.mark.parametrize("template", [QWEN3, LLAMA3], ids=["qwen3", "llama3"])
+def test_whatever_tokens_a_grammar_lets_through_are_calls_that_match(template: str) -> None:
+    """Tokens drawn at random, as by a model that knows nothing of calls."""
+    schema = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Rome", "Köln"]}, "days": {"type": "array", "items": {"type": "boolean"}}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    }
+    answer_format = formats_of(template).answer_format(
+        read_tool_use(
+            [tool("f", schema), tool("g", {"properties": {}, "additionalProperties": False})], "required", None
+        ),
+        CLOSED,
+        None,
+    )
+    assert answer_format.structured_outputs is not None and answer_format.structured_outputs.grammar is not None
+    tokenizer = AutoTokenizer.from_pretrained(TINY / "target", local_files_only=True)
+    vocabulary = TokenizerInfo.from_huggingface(tokenizer)
+    compiled = GrammarCompiler(vocabulary).compile_grammar(Grammar.from_ebnf(answer_format.structured_outputs.grammar))
+    for seed in range(20):
+        matcher, draw, ids = GrammarMatcher(compiled), random.Random(seed), []
+        bitmask = allocate_token_bitmask(1, vocabulary.vocab_size)
+        while not matcher.is_terminated():
+            matcher.fill_next_token_bitmask(bitmask)
+            words = bitmask[0].tolist()
+            allowed = [at for at in range(vocabulary.vocab_size) if words[at // 32] >> at % 32 & 1]
+            ids.append(draw.choice(allowed))
+            assert matcher.accept_token(ids[-1])
+        answer, reading, texts = ParsedAnswer(), answer_format.new_parser(), Detokenizer(tokenizer, ())
+        for token in ids:
+            answer.add(reading.push(texts.push(token)))
+        answer.add(reading.finish())
+        assert answer.content == "" and answer.tool_calls
+        for call in answer.tool_calls:
+            arguments = json.loads(call["function"]["arguments"])
+            if call["function"]["name"] == "f":
+                assert set(arguments) == {"city", "days"} and arguments["city"] in ("Rome", "Köln")
+                assert all(isinstance(day, bool) for day in arguments["days"])
+            else:
+                assert (call["function"]["name"], arguments) == ("g", {})

@@ -1,0 +1,103 @@
+"""Keys, and limits on bodies, queues and time."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.conftest import Engines
+from tests.serving.running_server import MESSAGES, RunningServer, running
+
+
+def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    return dict(response.json()["error"])
+
+
+def test_keys(llms: Engines) -> None:
+    with running(llms["tiny"], api_keys=("first", "sécond")) as server:
+        assert server.openai.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=1).choices
+        for given in ("Bearer sécond".encode(), b"bearer first"):
+            assert server.http.get("/v1/models", headers={"Authorization": given}).status_code == 200
+        for given in (b"", b"Bearer", b"Bearer wrong", b"Basic first", b"first", b"Bearer first second"):
+            for path in ("/v1/models", "/v1/nothing", "/v1/chat/completions", "/tokenize"):
+                error = error_of(server.http.post(path, headers={"Authorization": given}, json={}), 401)
+                assert error["code"] == "invalid_api_key"
+        for path in ("/health", "/ping", "/metrics", "/version"):
+            assert httpx.get(server.url + path).status_code == 200
+        with pytest.raises(openai.AuthenticationError):
+            server.openai.with_options(api_key="wrong").models.list()
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_long_bodies(llms: Engines, declared: bool) -> None:
+    with running(llms["tiny"], max_body_size=1000) as server:
+        long = b'{"prompt": "' + b"a" * 1000 + b'"}'
+        content: Any = long if declared else iter([long[:500], long[500:]])
+        headers = {"content-type": "application/json"}
+        error = error_of(server.http.post("/v1/completions", content=content, headers=headers), 413)
+        assert error["code"] == "body_too_large"
+        assert server.post("/v1/completions", prompt="a" * 100, max_tokens=1).status_code == 200
+
+
+def test_a_full_queue(llms: Engines) -> None:
+    """Eight slots and two that wait; whoever comes then is told to come back."""
+    with running(llms["tiny"], max_queue=2) as server:
+        statuses: list[int] = []
+
+        def ask() -> None:
+            statuses.append(server.post("/v1/completions", prompt="Saturday", max_tokens=2).status_code)
+
+        clients = [threading.Thread(target=ask) for _ in range(10)]
+        with server.paused():
+            for client in clients:
+                client.start()
+            while server.engine.open_requests < 10:
+                threading.Event().wait(0.001)
+            response = server.post("/v1/chat/completions", messages=MESSAGES)
+            assert error_of(response, 429)["code"] == "overloaded"
+            assert int(response.headers["retry-after"]) > 0
+            with pytest.raises(openai.RateLimitError):
+                server.openai.completions.create(model="tiny", prompt="Saturday")
+            assert server.http.get("/load").json() == {"server_load": 10}
+        for client in clients:
+            client.join()
+        assert statuses == [200] * 10
+        assert server.post("/v1/completions", prompt="Saturday", max_tokens=2).status_code == 200
+        assert error_of(server.post("/v1/completions", prompt="Saturday", n=11), 400)["param"] == "n"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_takes_too_long(llms: Engines, stream: bool) -> None:
+    with running(llms["tiny"], request_timeout=0.001) as server:
+        body = {"prompt": "Saturday", "max_tokens": 400, "ignore_eos": True}
+        if stream:
+            events = server.events("/v1/completions", **body)
+            error = events[-1]["error"]
+        else:
+            error = error_of(server.post("/v1/completions", **body), 504)
+        assert (error["type"], error["code"]) == ("timeout_error", "request_timeout")
+
+
+def test_a_server_that_shuts_down_takes_nothing_new(llms: Engines) -> None:
+    with running(llms["tiny"]) as server:
+        server.engine.draining = True
+        response = server.post("/v1/completions", prompt="Saturday")
+        assert error_of(response, 503)["code"] == "shutting_down"
+        assert "retry-after" in response.headers
+        assert error_of(server.http.get("/health"), 503)
+
+
+def test_a_body_that_stops_half_way_holds_nothing(server: RunningServer) -> None:
+    """The connection waits for the rest; the engine and other clients do not."""
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as half:
+        half.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
+        half.sendall(b'Content-Length: 100\r\n\r\n{"prompt": ')
+        assert server.post("/v1/completions", prompt="Saturday", max_tokens=1).status_code == 200
+        assert server.engine.open_requests == 0

@@ -1,0 +1,48 @@
+"""What a server says of itself, and tokens for clients that count them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+
+from dflash_trt import __version__
+from dflash_trt.runtime.llm import LLM
+from tests.serving.running_server import DIARY, MESSAGES, RunningServer
+
+
+def test_models(server: RunningServer) -> None:
+    (model,) = server.openai.models.list().data
+    assert (model.id, model.object, model.owned_by) == ("tiny", "model", "dflash-trt")
+    assert server.openai.models.retrieve("tiny") == model
+    assert server.http.get("/v1/models/tiny").json()["max_model_len"] == 512
+
+
+def test_health_and_version(server: RunningServer) -> None:
+    assert server.http.get("/health").status_code == 200
+    assert server.http.get("/ping").status_code == server.http.post("/ping").status_code == 200
+    assert server.http.get("/version").json() == {"version": __version__}
+    assert server.http.get("/load").json() == {"server_load": 0}
+
+
+def test_tokenize_and_back(server: RunningServer, alone: LLM) -> None:
+    ids = alone.tokenizer.encode(DIARY)
+    answer = server.post("/tokenize", prompt=DIARY, return_token_strs=True).json()
+    assert answer["tokens"] == ids and answer["count"] == len(ids) and answer["max_model_len"] == 512
+    assert "".join(answer["token_strs"]) == DIARY
+    assert server.post("/detokenize", tokens=ids).json() == {"prompt": DIARY}
+    conversation = server.post("/tokenize", messages=MESSAGES).json()
+    assert conversation["tokens"] == alone.encode_chat(MESSAGES)
+
+
+def test_tokenize_refuses(server: RunningServer) -> None:
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": MESSAGES}, "prompt"),
+        ("/detokenize", {"tokens": [10**6]}, "tokens"),
+        ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
+        ("/detokenize", {}, "tokens"),
+    ]
+    for path, body, param in cases:
+        response: httpx.Response = server.post(path, **body)
+        assert response.status_code == 400 and response.json()["error"]["param"] == param
