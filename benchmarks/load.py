@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import httpx
 @contextmanager
 def server(engine: Path, *options: str) -> Iterator[str]:
     """`dflash-trt serve` in a process of its own, with this process's environment; its address."""
-    command = [sys.executable, "-m", "dflash_trt.cli.main", "serve", str(engine), "--port", "0", *options]
+    command = [Path(sys.executable).with_name("dflash-trt"), "serve", str(engine), "--port", "0", *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"})
     assert process.stderr is not None
     try:
@@ -99,7 +100,7 @@ async def ask(client: httpx.AsyncClient, model: str, prompt: Sequence[int], max_
             if line.startswith("data: {"):
                 times.append(time.perf_counter() - started)
                 last = json.loads(line.removeprefix("data: "))
-    gaps = [after - before for before, after in zip(times, times[1:], strict=False)]
+    gaps = [after - before for before, after in pairwise(times)]
     tokens = last["usage"]["completion_tokens"]
     return Answer(tokens, times[-1], times[0], max(gaps, default=0.0), last["speculation"])
 

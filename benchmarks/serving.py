@@ -4,9 +4,9 @@
 
 One server a pair, in a process of its own with one thread, float32, greedy; users on the other core, each with one
 request at a time. At every concurrency the three ways to choose the window take turns over the same prompts, which is
-repeated; the order turns too. What else the machine does hits all of them alike: ratios are of one repeat, their median is given
-with its 95% bootstrap interval. Prefixes are not reused, so that no way profits from the one before it. Writes the tables
-of docs/performance.md to stdout, the plots beside it, and with --aiperf what that client measures.
+repeated; the order turns too. What else the machine does hits all of them alike: ratios are of one repeat, their median
+is given with its 95% bootstrap interval. Prefixes are not reused, so that no way profits from the one before it. Writes
+the tables of docs/performance.md to stdout, the plots beside it, and with --aiperf what that client measures.
 """
 
 from __future__ import annotations
