@@ -43,6 +43,7 @@ setup(
         # Kernels of our plugin; torch for CUDA brings it, torch for CPUs does not.
         "plugins": ["triton>=3.6"],
         # ModelOpt 0.47 imports requests without declaring it.
+        "benchmarks": ["matplotlib>=3.9", "scipy>=1.13"],
         "quantize": ["nvidia-modelopt==0.47.0", "requests"],
         "test": [
             "pytest>=8",

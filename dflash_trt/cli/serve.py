@@ -23,10 +23,17 @@ from dflash_trt.cli.options import device, directory
     "of other users.  [default: open]",
 )
 @click.option(
+    "--max_batch_size",
+    type=click.IntRange(1),
+    help="Requests decoded together.  [default: the engine's max_batch_size]",
+)
+@click.option(
     "--max_queue", type=click.IntRange(0), default=256, show_default=True, help="Requests that may wait for a slot."
 )
 @click.option(
-    "--verify_window", type=click.IntRange(1), help="Tokens verified in a pass.  [default: the drafter's block size]"
+    "--verify_window",
+    type=click.IntRange(1),
+    help="Tokens verified in a pass.  [default: what gives the most tokens a second]",
 )
 @click.option("--no_prefix_reuse", is_flag=True, help="Run every prompt from its beginning.")
 @click.option(
@@ -50,6 +57,7 @@ def serve(
     port: int,
     served_model_name: str | None,
     api_keys: tuple[str, ...],
+    max_batch_size: int | None,
     max_queue: int,
     verify_window: int | None,
     no_prefix_reuse: bool,
@@ -69,6 +77,7 @@ def serve(
     settings = ServerSettings(
         model_name=served_model_name or engine_dir.resolve().name,
         api_keys=api_keys,
+        max_batch_size=max_batch_size,
         max_queue=max_queue,
         verify_window=verify_window,
         reuse_prefixes=not no_prefix_reuse,

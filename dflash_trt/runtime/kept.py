@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Match:
-    """A kept sequence that begins like a prompt."""
+    """A sequence in a slot that begins like a prompt."""
 
     slot: int
     length: int
     """Tokens they share."""
     is_whole: bool
-    """The prompt goes on where the sequence ends."""
+    """The prompt goes on where the sequence ends, and may have its slot."""
 
 
 class KeptSequences:
@@ -51,7 +51,7 @@ class KeptSequences:
 
     def match(self, prompt: Sequence[int]) -> Match | None:
         """What shares the most tokens with a prompt, if anything shares one; it is then the most recently used."""
-        shared = {slot: _common(tokens, prompt) for slot, tokens in self._tokens.items()}
+        shared = {slot: common_prefix(tokens, prompt) for slot, tokens in self._tokens.items()}
         slot = max(shared, key=lambda each: shared[each], default=None)
         if slot is None or shared[slot] == 0:
             return None
@@ -60,7 +60,7 @@ class KeptSequences:
         return Match(slot, shared[slot], shared[slot] == len(tokens))
 
 
-def _common(tokens: Sequence[int], prompt: Sequence[int]) -> int:
+def common_prefix(tokens: Sequence[int], prompt: Sequence[int]) -> int:
     """How many tokens two sequences share at their beginnings; by whole slices, which are compared fast."""
     least, most = 0, min(len(tokens), len(prompt))
     while least < most:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from dflash_trt.errors import UserError
-from dflash_trt.runtime.kept import KeptSequences
+from dflash_trt.runtime.kept import KeptSequences, Match, common_prefix
 from dflash_trt.runtime.logprobs import TokenLogprobs
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import Sampling
@@ -45,18 +45,23 @@ class Prefill:
 class Scheduler:
     """In-flight batching over an executor's slots: a step is one chunk of one prompt, then one pass of all that decode.
 
-    Prompts are run one after the other, by priority and then first come, first served; a prompt under way is finished
-    before any other. Requests that decode keep to the front: request i of `running` is in slot i, and when one ends,
+    Prompts are run one after the other, by priority and then first come, first served. One of many chunks shares its
+    turns with those of a single one, so that nobody who asks something short waits until it is through: they overtake
+    it every other step. Requests that decode keep to the front: request i of `running` is in slot i, and when one ends,
     the last one moves into its slot. A prompt under way is somewhere behind them, and so are kept sequences.
 
     For one thread: what adds and cancels is what steps.
 
     Args:
         windows: says how many tokens a pass verifies for each request.
+        max_batch_size: requests that are in slots at once, where that is to be fewer than the executor's.
         reuse_prefixes: keep the caches of what has ended while its slot is not needed, and start a prompt after the
-            tokens that it shares with the most similar of these. Both caches have one length, so that a drafter
-            guesses as well as after a prompt that was run.
+            tokens that it shares with the most similar of these, or of what is running. Both caches have one length,
+            so that a drafter guesses as well as after a prompt that was run.
         clock: what deadlines are told by and steps are timed with, in seconds.
+
+    Raises:
+        UserError: the executor has not so many slots.
     """
 
     def __init__(
@@ -64,6 +69,7 @@ class Scheduler:
         executor: Executor,
         windows: WindowPolicy,
         *,
+        max_batch_size: int | None = None,
         reuse_prefixes: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -80,12 +86,22 @@ class Scheduler:
         """Prompt tokens of requests that got a slot, where prefixes are reused."""
         self.prefix_hits = 0
         """Those of them that were in the caches."""
+        if max_batch_size is not None and not 1 <= max_batch_size <= executor.max_batch_size:
+            raise UserError(
+                f"max_batch_size is {max_batch_size}, it must be 1 to the engine's max_batch_size of "
+                f"{executor.max_batch_size}"
+            )
+        self.max_batch_size = executor.max_batch_size if max_batch_size is None else max_batch_size
         self._executor = executor
         self._windows = windows
         self._reuse_prefixes = reuse_prefixes
         self._clock = clock
         self._sampling: Sampling | None = None
         self._cancelled_some = False
+        self._overtaking: Prefill | None = None
+        """A prompt of a single chunk that runs before the rest of `prefilling`."""
+        self._overtook = False
+        """The last chunk was of such a one."""
 
     def add(self, requests: Iterable[Request]) -> None:
         """Queue requests.
@@ -142,11 +158,9 @@ class Scheduler:
                 self._end_prompt(self.prefilling)
 
     def _prefill(self) -> list[Emission]:
-        if self.prefilling is None and self.waiting and len(self.running) < self._executor.max_batch_size:
-            self.prefilling = self._admit(self.waiting.pop())
-        if self.prefilling is None:
+        prompt = self._turn()
+        if prompt is None:
             return []
-        prompt = self.prefilling
         self.target_passes += 1
         prompt.kv_len, block = prefill(self._executor, prompt.request, prompt.slot, prompt.kv_len, prompt.sampling)
         if block is None:
@@ -158,14 +172,48 @@ class Scheduler:
             self._end_prompt(prompt)
         return emissions
 
+    def _turn(self) -> Prefill | None:
+        """The prompt that runs a chunk now."""
+        under_way = self.prefilling
+        if under_way is None:
+            if self.waiting and len(self.running) < self.max_batch_size:
+                self.prefilling = self._admit(self.waiting.pop())
+            return self.prefilling
+        chunk = self._executor.max_num_tokens
+        left = under_way.request.prompt_length - under_way.kv_len
+        if not self._overtook and left > chunk and len(self.running) + 2 <= self.max_batch_size:
+            short = self.waiting.pop_short(chunk, under_way.request.priority)
+            if short is not None:
+                self._step_aside(under_way)
+                self._overtaking = self._admit(short)
+        self._overtook = self._overtaking is not None
+        return self._overtaking or under_way
+
+    def _step_aside(self, prompt: Prefill) -> None:
+        """Leave the first slot behind those that decode to one who will decode before."""
+        if prompt.slot == len(self.running):
+            last = self.max_batch_size - 1
+            self._clear(last)
+            self._executor.move_slot(prompt.slot, last, prompt.kv_len)
+            prompt.slot = last
+
+    def _match(self, prompt: Sequence[int]) -> Match | None:
+        """What shares the most tokens with a prompt: a kept sequence, or one that is running and goes on."""
+        found = self.kept.match(prompt)
+        for slot, request in enumerate(self.running):
+            length = min(common_prefix(request.tokens, prompt), request.kv_len)
+            if length > (0 if found is None else found.length):
+                found = Match(slot, length, is_whole=False)
+        return found
+
     def _admit(self, request: Request) -> Prefill:
-        """A slot for a request, and in it what it shares with a kept sequence.
+        """A slot for a request, and in it what it shares with another sequence.
 
         The last token of a prompt is run in any case: what follows it is chosen from its logits.
         """
         match = None
         if self._reuse_prefixes:
-            match = self.kept.match(request.tokens[:-1])
+            match = self._match(request.tokens[:-1])
             self.prefix_queries += request.prompt_length
         if match is not None and match.is_whole:
             self.kept.take(slot := match.slot)
@@ -184,12 +232,18 @@ class Scheduler:
         if slot < prompt.slot:
             self._clear(slot)
             self._executor.move_slot(prompt.slot, slot, prompt.kv_len)
-        self.prefilling = None
+        self._is_through(prompt)
         self.running.append(prompt.request)
         self._sampling = None
 
+    def _is_through(self, prompt: Prefill) -> None:
+        if prompt is self.prefilling:
+            self.prefilling = None
+        else:
+            self._overtaking = None
+
     def _end_prompt(self, prompt: Prefill) -> None:
-        self.prefilling = None
+        self._is_through(prompt)
         self.ended.append(prompt.request)
         if self._reuse_prefixes and prompt.request.error is None:
             self.kept.keep(prompt.slot, prompt.request.tokens[: prompt.kv_len])
@@ -251,9 +305,9 @@ class Scheduler:
 
     def _free_slots(self) -> list[int]:
         """Slots that hold nothing."""
-        under_way = self.prefilling.slot if self.prefilling is not None else None
-        behind = range(len(self.running), self._executor.max_batch_size)
-        return [slot for slot in behind if slot not in self.kept and slot != under_way]
+        under_way = [prompt.slot for prompt in (self.prefilling, self._overtaking) if prompt is not None]
+        behind = range(len(self.running), self.max_batch_size)
+        return [slot for slot in behind if slot not in self.kept and slot not in under_way]
 
 
 def _emit(request: Request, block: Block) -> list[Emission]:

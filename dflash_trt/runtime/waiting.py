@@ -30,6 +30,16 @@ class WaitingQueue:
         """Take the one whose turn it is."""
         return heappop(self._heap)[2]
 
+    def pop_short(self, length: int, priority: int) -> Request | None:
+        """Take the first whose prompt is no longer, and whose number no higher, than that; looks at every one."""
+        short = (each for each in self._heap if each[0] <= priority and each[2].prompt_length <= length)
+        entry = min(short, default=None)
+        if entry is None:
+            return None
+        self._heap.remove(entry)
+        heapify(self._heap)
+        return entry[2]
+
     def has_late(self, now: float) -> bool:
         """A deadline may have come, of one that waits or of one that has left since."""
         return now >= self._earliest_deadline

@@ -35,9 +35,14 @@ def create_app(llm: LLM, settings: ServerSettings) -> FastAPI:
         UserError: a setting, or a default in the engine's generation_config.json, cannot be.
     """
     executor = llm.executor
-    scheduler = Scheduler(executor, llm.windows(settings.verify_window), reuse_prefixes=settings.reuse_prefixes)
+    scheduler = Scheduler(
+        executor,
+        llm.windows(settings.verify_window),
+        max_batch_size=settings.max_batch_size,
+        reuse_prefixes=settings.reuse_prefixes,
+    )
     prefixes = ("dflash_trt:", "vllm:") if settings.vllm_metrics else ("dflash_trt:",)
-    metrics = Metrics(settings.model_name, executor.max_batch_size * executor.max_seq_len, prefixes)
+    metrics = Metrics(settings.model_name, scheduler.max_batch_size * executor.max_seq_len, prefixes)
 
     def may_step() -> None:
         if llm.slots_used_by is not scheduler:
@@ -45,7 +50,7 @@ def create_app(llm: LLM, settings: ServerSettings) -> FastAPI:
 
     engine = EngineThread(
         scheduler,
-        most_requests=executor.max_batch_size + settings.max_queue,
+        most_requests=scheduler.max_batch_size + settings.max_queue,
         may_step=may_step,
         on_arrival=metrics.arrive,
         on_progress=metrics.progress,
@@ -61,7 +66,7 @@ def create_app(llm: LLM, settings: ServerSettings) -> FastAPI:
         yield
         await engine.stop()
 
-    app = FastAPI(title="dflash-trt", version=__version__, lifespan=lifespan)
+    app = FastAPI(title="dflash-trt", version=__version__, lifespan=lifespan, redirect_slashes=False)
     app.state.service = service
     for router in (
         models_router(service),

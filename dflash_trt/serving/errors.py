@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -32,7 +32,7 @@ class ApiError(HTTPException):
 
     Args:
         status: of HTTP.
-        message: one line for the client.
+        message: for the client; made one line, whatever of the request is in it.
         param: the field at fault.
         code: what programs tell errors of one status apart by.
         headers: to be sent with it.
@@ -47,7 +47,7 @@ class ApiError(HTTPException):
         code: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(status, message, headers)
+        super().__init__(status, " ".join(message.split()), headers)
         self.param = param
         self.code = code
 
@@ -101,25 +101,26 @@ async def _admit_failure(_: Request, error: Exception) -> JSONResponse:
 async def _refuse_fields(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     found = max(error.errors(), key=lambda each: _progress(each, error.body))
-    path = _path(found["loc"], error.body)
+    path = _path(found, error.body)
     param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
     message = "no such field" if found["type"] == "extra_forbidden" else found["msg"]
-    return error_response(ApiError(400, " ".join(f"{param or 'body'}: {message}".split()), param=param or None))
+    return error_response(ApiError(400, f"{param or 'body'}: {message}", param=param or None))
 
 
 def _progress(mistake: Mapping[str, Any], body: Any) -> tuple[int, bool, int]:
     """How far a body was right: where a field may have several types, each finds its mistakes, the closest the last."""
-    path = _path(mistake["loc"], body)
+    path = _path(mistake, body)
     index = path[-1] if path and isinstance(path[-1], int) else 0
     return len(path), mistake["type"] != "extra_forbidden", index
 
 
-def _path(location: Sequence[int | str], body: Any) -> list[int | str]:
-    """Names and indices in the body; pydantic puts the types it tried between them."""
+def _path(mistake: Mapping[str, Any], body: Any) -> list[int | str]:
+    """Names and indices in the body; pydantic puts the types it tried between and behind them."""
     path: list[int | str] = []
+    location, is_missing = mistake["loc"], mistake["type"] == "missing"
     for part in location[1:]:
         if isinstance(part, str):
-            inside = isinstance(body, dict) and (part in body or part == location[-1])
+            inside = isinstance(body, dict) and (part in body or (is_missing and part == location[-1]))
         else:
             inside = isinstance(body, list) and part < len(body)
         if inside:

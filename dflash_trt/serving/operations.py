@@ -9,6 +9,7 @@ from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from dflash_trt import __version__
+from dflash_trt.serving.engine_thread import ShuttingDown
 from dflash_trt.serving.errors import ApiError
 from dflash_trt.serving.metrics import Metrics
 from dflash_trt.serving.service import Service
@@ -61,6 +62,10 @@ def operations_router(service: Service, metrics: Metrics) -> APIRouter:
 
     @router.get("/metrics")
     async def show_metrics() -> Response:
-        return Response(metrics.text(await service.engine.snapshot()), media_type=CONTENT_TYPE_LATEST)
+        try:
+            snapshot = await service.engine.snapshot()
+        except ShuttingDown as error:
+            raise ApiError(503, str(error), code="shutting_down") from None
+        return Response(metrics.text(snapshot), media_type=CONTENT_TYPE_LATEST)
 
     return router

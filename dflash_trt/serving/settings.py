@@ -13,6 +13,8 @@ class ServerSettings:
     """What clients call the model."""
     api_keys: tuple[str, ...] = ()
     """Any of these opens the API; none: it is open."""
+    max_batch_size: int | None = None
+    """Requests that are decoded together; None: as many as the engine has slots."""
     max_queue: int = 256
     """Requests that may wait, beyond those that the engine's slots take."""
     verify_window: int | None = None

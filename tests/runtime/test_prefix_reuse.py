@@ -15,7 +15,7 @@ from dflash_trt.runtime.scheduler import Scheduler
 from dflash_trt.runtime.window import FixedWindow
 from tests.conftest import TINY
 from tests.runtime.simulated_executor import SimulatedExecutor
-from tests.runtime.test_scheduler import request, run
+from tests.runtime.test_scheduler import expected_output, request, run
 
 PROMPTS = (TINY / "prompts.txt").read_text().splitlines()[:4]
 
@@ -126,3 +126,18 @@ def test_tokens_and_acceptance_are_the_same(
     if slots > len(PROMPTS):
         assert scheduler.prefix_hits > 0.5 * scheduler.prefix_queries
         assert scheduler.target_passes < plain.target_passes
+
+
+def test_what_is_running_is_shared() -> None:
+    """Several outputs of one prompt, and users with one system prompt, run it once."""
+    executor = SimulatedExecutor(3, max_num_tokens=64)
+    scheduler = Scheduler(executor, FixedWindow(1), reuse_prefixes=True)
+    prompt = list(range(100, 120))
+    several = [request([*prompt, 7 + index], 8, seed=index) for index in range(3)]
+    scheduler.add(several)
+    for _ in range(3):
+        scheduler.step()
+    prompts = [each.q_len for each in executor.passes if len(each.q_len) == 1 and each.slots != [0]]
+    assert scheduler.prefix_hits == 40 and prompts == [[1], [1]]
+    run(scheduler)
+    assert [one.output for one in several] == [expected_output([*prompt, 7 + i], 8, seed=i) for i in range(3)]

@@ -33,14 +33,26 @@ class SchedulerMachine(RuleBasedStateMachine):
     """Every step is checked whole: who ran, in which slots, what came out and who ended."""
 
     @initialize(
-        max_batch_size=st.integers(1, 4), window=st.integers(1, 4), chunk=st.integers(1, 6), reuse=st.booleans()
+        max_batch_size=st.integers(1, 4),
+        unused=st.integers(0, 1),
+        window=st.integers(1, 4),
+        chunk=st.integers(1, 6),
+        reuse=st.booleans(),
     )
-    def start(self, max_batch_size: int, window: int, chunk: int, reuse: bool) -> None:
+    def start(self, max_batch_size: int, unused: int, window: int, chunk: int, reuse: bool) -> None:
         self.now = 0.0
-        self.executor = SimulatedExecutor(max_batch_size, max_num_tokens=chunk)
-        self.scheduler = Scheduler(self.executor, FixedWindow(window), reuse_prefixes=reuse, clock=lambda: self.now)
+        self.max_batch_size = max_batch_size
+        self.executor = SimulatedExecutor(max_batch_size + unused, max_num_tokens=chunk)
+        self.scheduler = Scheduler(
+            self.executor,
+            FixedWindow(window),
+            max_batch_size=max_batch_size,
+            reuse_prefixes=reuse,
+            clock=lambda: self.now,
+        )
         self.all: list[Expected] = []
         self.steps = 0
+        self.overtook = False
 
     @rule(
         start=st.integers(10, 13),
@@ -99,12 +111,22 @@ class SchedulerMachine(RuleBasedStateMachine):
         """Whose prompt runs next, if any."""
         open_ones = [one for one in self.all if one.finish_reason is None and id(one.request) not in in_slots]
         under_way = self.scheduler.prefilling
+        decoding = sum(one.finish_reason is None for one in self.all) - len(open_ones)
+        open_ones.sort(key=lambda one: (one.request.priority, one.arrival))
         for one in open_ones:
             if under_way is not None and one.request is under_way.request:
-                return one
-        if sum(one.finish_reason is None for one in self.all) - len(open_ones) == self.executor.max_batch_size:
+                chunk = self.executor.max_num_tokens
+                may_be_overtaken = not self.overtook and one.request.prompt_length - under_way.kv_len > chunk
+                short = [
+                    other
+                    for other in open_ones
+                    if other.request.prompt_length <= chunk and other.request.priority <= one.request.priority
+                ]
+                self.overtook = bool(may_be_overtaken and short and decoding + 2 <= self.max_batch_size)
+                return short[0] if self.overtook else one
+        if decoding == self.max_batch_size:
             return None
-        return min(open_ones, key=lambda one: (one.request.priority, one.arrival), default=None)
+        return open_ones[0] if open_ones else None
 
     def _take(self, emissions: list[Emission]) -> None:
         for emission in emissions:
@@ -122,7 +144,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         decoding = len(running)
         if turn is not None:
             chunk = passes.pop(0)
-            assert len(chunk.slots) == 1 and decoding <= chunk.slots[0] < self.executor.max_batch_size
+            assert len(chunk.slots) == 1 and decoding <= chunk.slots[0] < self.max_batch_size
             assert chunk.q_len[0] <= self.executor.max_num_tokens
             under_way = self.scheduler.prefilling
             assert turn.request in emitted or (under_way is not None and under_way.request is turn.request)
@@ -150,7 +172,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         under_way = self.scheduler.prefilling
         for slot, tokens in self.scheduler.kept.tokens.items():
-            assert len(self.scheduler.running) <= slot < self.executor.max_batch_size
+            assert len(self.scheduler.running) <= slot < self.max_batch_size
             assert under_way is None or slot != under_way.slot
             for caches in (self.executor.target, self.executor.drafter):
                 assert caches[slot][: len(tokens)] == tokens

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
+
 PROGRAM = "import sys; from dflash_trt.cli.main import main; sys.exit(main())"
 ROOT = Path(__file__).parents[2]
 
@@ -16,9 +18,9 @@ ROOT = Path(__file__).parents[2]
 class Process:
     """A server that has said that it serves."""
 
-    def __init__(self, *arguments: object, **environment: str) -> None:
+    def __init__(self, *arguments: object, program: str = PROGRAM, **environment: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, "serve", *map(str, arguments), "--device", "cpu"],
+            [sys.executable, "-c", program, "serve", *map(str, arguments), "--device", "cpu"],
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment},
@@ -39,12 +41,20 @@ class Process:
 
 
 @contextmanager
-def serving(*arguments: object, **environment: str) -> Iterator[Process]:
+def serving(*arguments: object, program: str = PROGRAM, **environment: str) -> Iterator[Process]:
     """`dflash-trt serve ARGUMENTS` during the block."""
-    process = Process(*arguments, **environment)
+    process = Process(*arguments, program=program, **environment)
     try:
         yield process
     finally:
         if process.process.poll() is None:
             process.process.kill()
             process.process.communicate()
+
+
+def refused(url: str) -> bool:
+    """New requests are told that the server shuts down, or find it gone."""
+    try:
+        return httpx.post(f"{url}/v1/completions", json={"prompt": "a"}, timeout=60).status_code == 503
+    except httpx.TransportError:
+        return True

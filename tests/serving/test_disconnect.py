@@ -2,46 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import socket
-from collections.abc import Callable
-from threading import Event
 from typing import Any
 
 import pytest
 
-from dflash_trt.serving.engine_thread import Snapshot
-from tests.serving.running_server import RunningServer
+from tests.serving.running_server import RunningServer, wait_until
 
 LONG: dict[str, Any] = {"prompt": "Saturday", "max_tokens": 480, "ignore_eos": True, "temperature": 0}
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    for _ in range(6000):
-        if holds():
-            return
-        Event().wait(0.005)
-    raise AssertionError("it never came")
-
-
-def slots_in_use(server: RunningServer) -> int:
-    with server.paused():
-        snapshot: Snapshot = server.engine._look()
-        return snapshot.running + snapshot.waiting
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_requests_of_a_client_that_is_gone_are_cancelled(server: RunningServer, stream: bool) -> None:
-    body = json.dumps({**LONG, "stream": stream, "n": 3}).encode()
-    host, port = server.url.removeprefix("http://").split(":")
     with server.paused():
-        with socket.create_connection((host, int(port))) as client:
-            head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
-            client.sendall(head.encode() + b"Content-Type: application/json\r\n\r\n" + body)
+        with server.connect("/v1/completions", **LONG, stream=stream, n=3):
             wait_until(lambda: server.engine.open_requests == 3)
         wait_until(lambda: not stream or server.engine.open_requests in (0, 3))
     wait_until(lambda: server.engine.open_requests == 0)
-    wait_until(lambda: slots_in_use(server) == 0)
+    wait_until(lambda: server.slots_in_use == 0)
 
 
 def test_a_stream_that_is_cut_frees_its_slot(server: RunningServer) -> None:
@@ -49,7 +26,7 @@ def test_a_stream_that_is_cut_frees_its_slot(server: RunningServer) -> None:
         lines = response.iter_lines()
         assert next(lines).startswith("data: ")
     wait_until(lambda: server.engine.open_requests == 0)
-    wait_until(lambda: slots_in_use(server) == 0)
+    wait_until(lambda: server.slots_in_use == 0)
     text = server.http.get("/metrics").text
     (cancelled,) = (line for line in text.splitlines() if 'request_success_total{finished_reason="cancelled"' in line)
     assert float(cancelled.split()[-1]) >= 1

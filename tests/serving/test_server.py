@@ -14,7 +14,7 @@ import pytest
 from dflash_trt.serving.server import bind
 from tests.cli.invoke import invoke
 from tests.conftest import Engines
-from tests.serving.server_process import serving
+from tests.serving.server_process import refused, serving
 
 LONG: dict[str, Any] = {
     "prompt": "Saturday",
@@ -24,14 +24,6 @@ LONG: dict[str, Any] = {
     "stream": True,
     "stream_options": {"include_usage": True},
 }
-
-
-def refused(url: str) -> bool:
-    """New requests are told that the server shuts down, or find it gone."""
-    try:
-        return httpx.post(f"{url}/v1/completions", json={"prompt": "a"}, timeout=60).status_code == 503
-    except httpx.TransportError:
-        return True
 
 
 def test_answers_in_flight_end_whole_after_sigterm(llms: Engines) -> None:
