@@ -34,9 +34,9 @@ TOOLS: list[Any] = [
     {"type": "function", "function": {"name": "weather", "description": "Of a city", "parameters": WEATHER}},
     {"type": "function", "function": {"name": "rain", "parameters": RAIN}},
 ]
-NAMED = {"type": "function", "function": {"name": "weather"}}
+NAMED: Any = {"type": "function", "function": {"name": "weather"}}
 SAMPLED: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "temperature": 1.0, "seed": 1, "max_tokens": 200}
-QUIET = {"chat_template_kwargs": {"enable_thinking": False}}
+QUIET: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": False}}
 
 
 @pytest.fixture(scope="module")
@@ -86,11 +86,12 @@ def streamed_calls(server: RunningServer, **body: Any) -> tuple[list[tuple[str, 
 @pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
 @pytest.mark.parametrize("window", [1, 8])
 def test_a_call_that_must_be_made_matches_its_schema(server: RunningServer, choice: Any, window: int) -> None:
-    body = {**SAMPLED, "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
+    body: dict[str, Any] = {**SAMPLED, "tools": TOOLS, "tool_choice": choice, "parallel_tool_calls": False}
     body["extra_body"] = {**QUIET, "verify_window": window}
     answer = server.openai.chat.completions.create(**body).choices[0]
     assert answer.finish_reason == "tool_calls" and answer.message.content is None
-    (call,) = answer.message.tool_calls or ()
+    assert answer.message.tool_calls is not None
+    (call,) = answer.message.tool_calls
     assert call.type == "function" and call.id
     assert choice == "required" or call.function.name == "weather"
     require_arguments(call.function.name, call.function.arguments)
@@ -99,7 +100,7 @@ def test_a_call_that_must_be_made_matches_its_schema(server: RunningServer, choi
 
 def test_the_answer_may_be_no_call(server: RunningServer) -> None:
     """Under "auto" of a model that has learned no calls, and under "none", where nothing is read as one."""
-    body = {**SAMPLED, "max_tokens": 20, "tools": TOOLS}
+    body: dict[str, Any] = {**SAMPLED, "max_tokens": 20, "tools": TOOLS}
     texts = []
     for choice in ("auto", "none"):
         answer = server.openai.chat.completions.create(**body, tool_choice=choice).choices[0]
@@ -110,7 +111,7 @@ def test_the_answer_may_be_no_call(server: RunningServer) -> None:
 
 def test_a_result_goes_back(server: RunningServer) -> None:
     """What the client got, and what its tool said, make a prompt that is answered."""
-    body = {**SAMPLED, "tools": TOOLS, "extra_body": QUIET, "parallel_tool_calls": False}
+    body: dict[str, Any] = {**SAMPLED, "tools": TOOLS, "extra_body": QUIET, "parallel_tool_calls": False}
     message = server.openai.chat.completions.create(**body, tool_choice=NAMED).choices[0].message
     assert message.tool_calls is not None
     result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "sunny"}
@@ -157,7 +158,7 @@ def test_thinking_is_kept_apart(server: RunningServer, engine: Path) -> None:
     """A form may come after thinking; a bias against how the form begins has the model think, to the last token."""
     opening = {str(token): -100 for text, token in LLM(engine).tokenizer.get_vocab().items() if text.startswith("{")}
     form = {"type": "json_schema", "json_schema": {"name": "rain", "schema": RAIN}}
-    body = {**SAMPLED, "max_tokens": 40, "response_format": form, "logit_bias": opening}
+    body: dict[str, Any] = {**SAMPLED, "max_tokens": 40, "response_format": form, "logit_bias": opening}
     message = server.post("/v1/chat/completions", **body).json()["choices"][0]["message"]
     assert message["reasoning"] and "<think>" not in message["reasoning"] and message["content"] == ""
 
