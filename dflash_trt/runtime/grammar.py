@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from dflash_trt.errors import UserError
-from dflash_trt.runtime.structured import StructuredOutputs
+from dflash_trt.runtime.structured import MOST_WHITESPACE, StructuredOutputs
 
 _WORD = 32
 """Tokens of a word of a bitmask."""
@@ -53,9 +53,8 @@ class GrammarCompiler:
 
     def _compile(self, form: StructuredOutputs) -> xgrammar.CompiledGrammar:
         if form.json is not None:
-            return self._compiler.compile_json_schema(
-                form.json if isinstance(form.json, str) else json.dumps(form.json)
-            )
+            schema = form.json if isinstance(form.json, str) else json.dumps(form.json)
+            return self._compiler.compile_json_schema(schema, max_whitespace_cnt=MOST_WHITESPACE)
         if form.regex is not None:
             return self._compiler.compile_regex(form.regex)
         if form.choice is not None:
@@ -63,7 +62,7 @@ class GrammarCompiler:
             return self._compiler.compile_grammar("root ::= " + " | ".join(map(json.dumps, form.choice)))
         if form.grammar is not None:
             return self._compiler.compile_grammar(form.grammar)
-        return self._compiler.compile_json_schema('{"type": "object"}')
+        return self._compiler.compile_json_schema('{"type": "object"}', max_whitespace_cnt=MOST_WHITESPACE)
 
 
 class GrammarMask:

@@ -23,6 +23,7 @@ from dflash_trt.runtime.request import FinishReason, Request, Statistics
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.scheduler import Emission, Scheduler
 from dflash_trt.runtime.step import Executor
+from dflash_trt.runtime.structured import StructuredOutputs
 from dflash_trt.runtime.window import AdaptiveWindow, FixedWindow, WindowPolicy
 
 Prompt = str | Sequence[int]
@@ -258,6 +259,14 @@ class LLM:
             self.tokenizer, messages, str(self.engine.path), add_generation_prompt=True, **template_arguments
         )
 
+    def require_form(self, form: StructuredOutputs) -> None:
+        """See that outputs can have a form.
+
+        Raises:
+            UserError: the form is none, or no text has it.
+        """
+        self._grammar_compiler.mask(form)
+
     def new_request(
         self,
         prompt: Prompt,
@@ -292,9 +301,7 @@ class LLM:
             )
         strange = [token for token in params.logit_bias or () if not 0 <= token < target.vocab_size]
         if strange:
-            raise UserError(
-                f"{where}: logit_bias has token {strange[0]}; the vocabulary has 0 to {target.vocab_size - 1}"
-            )
+            raise UserError(f"logit_bias[{strange[0]}] is of no token; they are 0 to {target.vocab_size - 1}")
         eos = () if params.ignore_eos else target.eos_token_ids
         return Request(
             ids,

@@ -8,6 +8,9 @@ from typing import Any
 
 from dflash_trt.errors import UserError
 
+MOST_WHITESPACE = 16
+"""Between two parts of JSON; a model that has lost its way would else write nothing but line ends up to its limit."""
+
 
 @dataclass(frozen=True)
 class StructuredOutputs:
