@@ -30,7 +30,7 @@ def run_json(capsys: pytest.CaptureFixture[str], engine: Path, *options: object)
 
 def test_json_is_the_documented_object(capsys: pytest.CaptureFixture[str], engine: Path) -> None:
     options = ["--prompt", PROMPTS[0], "--prompt", PROMPTS[1], "--max_output_len", "48"]
-    content = run_json(capsys, engine, *options)
+    content = run_json(capsys, engine, *options, "--verify_window", "8")
     assert [output["prompt"] for output in content["outputs"]] == PROMPTS
     for output in content["outputs"]:
         assert output.keys() == {"prompt", "text", "token_ids", "finish_reason", "seed"}
