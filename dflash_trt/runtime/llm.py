@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from dflash_trt.checkpoint.encoding import Message, encode_conversation, encode_text
@@ -177,6 +178,7 @@ class LLM:
         self._end = weakref.finalize(self, end)
         self._costs = PassCosts(costs_file(self.engine))
         self._remember = weakref.finalize(self, self._costs.save)
+        self._compiler_lock = Lock()
         self.slots_used_by: object = None
         """Whose sequences are in the caches, a call's or a server's: one at a time has them."""
 
@@ -318,7 +320,11 @@ class LLM:
 
     def _grammar(self, params: SamplingParams) -> GrammarMask | None:
         form = params.structured_outputs
-        return None if form is None else self._grammar_compiler.mask(form)
+        if form is None:
+            return None
+        with self._compiler_lock:
+            compiler = self._grammar_compiler
+        return compiler.mask(form)
 
     @cached_property
     def _grammar_compiler(self) -> GrammarCompiler:
