@@ -37,3 +37,12 @@ def json_object(context: click.Context, parameter: click.Parameter, value: str) 
     if not isinstance(content, dict):
         raise click.BadParameter(f"{value!r} is not a JSON object", context, parameter)
     return content
+
+
+def token_biases(context: click.Context, parameter: click.Parameter, value: str) -> dict[int, float]:
+    """A callback that makes an option's text numbers by token id."""
+    content = json_object(context, parameter, value)
+    for token, bias in content.items():
+        if not (token.isascii() and token.isdigit() and len(token) < 10) or type(bias) not in (int, float):
+            raise click.BadParameter(f"{value!r} is not numbers by token id", context, parameter)
+    return {int(token): bias for token, bias in content.items()}

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dflash_trt.cli.options import device, directory, json_object, output_format
+from dflash_trt.cli.options import device, directory, file, json_object, output_format, token_biases
+from dflash_trt.errors import UserError
 
 if TYPE_CHECKING:
     from dflash_trt.runtime.llm import LLM, Generation, TokenStream
+    from dflash_trt.runtime.logprobs import TokenLogprobs
+    from dflash_trt.runtime.structured import StructuredOutputs
 
 
 @click.command()
@@ -78,9 +81,37 @@ if TYPE_CHECKING:
 @click.option("--n", type=click.IntRange(1), default=1, show_default=True, help="Outputs for every prompt.")
 @click.option("--stop", multiple=True, help="Text that ends an output; may be given again.")
 @click.option("--ignore_eos", is_flag=True, help="Go on past the end-of-sequence token.")
+@click.option(
+    "--min_tokens",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Output tokens before one that ends the output may come.",
+)
+@click.option(
+    "--logit_bias",
+    callback=token_biases,
+    default="{}",
+    show_default=True,
+    help="What is added to the logits of tokens, -100 to 100, as JSON by token id: '{\"5\": -100}' for one.",
+)
+@click.option(
+    "--logprobs",
+    type=click.IntRange(0, 20),
+    help="With --format json, each token's log-probability and those of so many likeliest ones.",
+)
+@click.option("--json_schema", help="A JSON schema that outputs must match: JSON, or @FILE.")
+@click.option("--regex", help="A regular expression that whole outputs match.")
+@click.option(
+    "--grammar",
+    type=file,
+    help="A file of a grammar that outputs follow, in llama.cpp's EBNF; its root rule is `root`.",
+)
 @click.option("--no_speculation", is_flag=True, help="Plain autoregressive decoding; the output is the same.")
 @click.option(
-    "--verify_window", type=click.IntRange(1), help="Tokens verified in a pass.  [default: the drafter's block size]"
+    "--verify_window",
+    type=click.IntRange(1),
+    help="Tokens verified in a pass, the drafter's block size at most.  [default: adapts; the output is the same]",
 )
 @device
 @output_format
@@ -92,6 +123,9 @@ def run(
     max_output_len: int | None,
     no_speculation: bool,
     verify_window: int | None,
+    json_schema: str | None,
+    regex: str | None,
+    grammar: Path | None,
     device: str | None,
     output_format: str,
     **sampling: Any,
@@ -104,7 +138,10 @@ def run(
         raise click.UsageError("--no_speculation and --verify_window exclude each other")
     if raw_prompt and chat_template_kwargs:
         raise click.UsageError("--raw_prompt and --chat_template_kwargs exclude each other")
-    params = SamplingParams(max_tokens=max_output_len, **sampling)
+    if sampling["logprobs"] is not None and output_format != "json":
+        raise click.UsageError("--logprobs goes with --format json")
+    form = _form(json_schema, regex, grammar)
+    params = SamplingParams(max_tokens=max_output_len, structured_outputs=form, **sampling)
     with LLM(engine_dir, device=device) as llm:
         encoded = _encode(llm, prompts, None if raw_prompt else chat_template_kwargs)
         generation = _decode(llm.stream(encoded, params, verify_window=1 if no_speculation else verify_window))
@@ -115,6 +152,30 @@ def run(
         for completion in output.outputs:
             click.echo(f"> {prompt}\n{completion.text}\n")
     click.echo(_summary(generation, sampled=params.temperature > 0), err=True)
+
+
+def _form(json_schema: str | None, regex: str | None, grammar: Path | None) -> StructuredOutputs | None:
+    """The form that outputs must have, if any."""
+    from dflash_trt.runtime.structured import StructuredOutputs
+
+    options = {"json_schema": json_schema, "regex": regex, "grammar": grammar}
+    given = [name for name, value in options.items() if value is not None]
+    if len(given) > 1:
+        raise click.UsageError(f"--{given[0]} and --{given[1]} exclude each other")
+    if json_schema is not None:
+        schema = _text(Path(json_schema[1:])) if json_schema.startswith("@") else json_schema
+        return StructuredOutputs(json=schema)
+    if regex is not None:
+        return StructuredOutputs(regex=regex)
+    return None if grammar is None else StructuredOutputs(grammar=_text(grammar))
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UserError(f"{file}: cannot be read ({reason})") from None
 
 
 def _encode(llm: LLM, prompts: Sequence[str], template: dict[str, Any] | None) -> list[str] | list[list[int]]:
@@ -144,6 +205,9 @@ def as_json(prompts: tuple[str, ...], generation: Generation) -> dict[str, Any]:
                 "token_ids": completion.token_ids,
                 "finish_reason": completion.finish_reason,
                 "seed": completion.seed,
+                **(
+                    {} if completion.logprobs is None else {"logprobs": [_logprobs(one) for one in completion.logprobs]}
+                ),
             }
             for prompt, output in zip(prompts, generation, strict=True)
             for completion in output.outputs
@@ -157,6 +221,11 @@ def as_json(prompts: tuple[str, ...], generation: Generation) -> dict[str, Any]:
             "target_passes": generation.target_passes,
         },
     }
+
+
+def _logprobs(found: TokenLogprobs) -> dict[str, Any]:
+    top = [{"token_id": token, "logprob": logprob} for token, logprob in found.top]
+    return {"logprob": found.logprob, "top": top}
 
 
 def _summary(generation: Generation, *, sampled: bool) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from dflash_trt.errors import UserError
-from dflash_trt.runtime.structured import StructuredOutputs
+from dflash_trt.runtime.structured import MOST_WHITESPACE, StructuredOutputs
 
 _WORD = 32
 """Tokens of a word of a bitmask."""
@@ -30,9 +30,7 @@ class GrammarCompiler:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, vocab_size: int, stop_token_ids: Collection[int]) -> None:
-        self._tokens = xgrammar.TokenizerInfo.from_huggingface(
-            tokenizer, vocab_size=vocab_size, stop_token_ids=sorted(stop_token_ids)
-        )
+        self._tokens = _tokens_of(tokenizer, vocab_size, stop_token_ids)
         self._compiler = xgrammar.GrammarCompiler(self._tokens)
 
     def mask(self, form: StructuredOutputs) -> GrammarMask:
@@ -44,7 +42,7 @@ class GrammarCompiler:
         name, value = form.given
         try:
             mask = GrammarMask(xgrammar.GrammarMatcher(self._compile(form)), self._tokens)
-        except RuntimeError as error:
+        except (RuntimeError, TypeError, ValueError) as error:
             reason = " ".join(_WHERE.sub("", str(error), count=2).split())
             raise UserError(f"structured_outputs.{name}: {reason}; the value is {_shortened(value)}") from error
         if not mask.allows_any:
@@ -53,17 +51,18 @@ class GrammarCompiler:
 
     def _compile(self, form: StructuredOutputs) -> xgrammar.CompiledGrammar:
         if form.json is not None:
-            return self._compiler.compile_json_schema(
-                form.json if isinstance(form.json, str) else json.dumps(form.json)
-            )
+            return self._compile_schema(form.json if isinstance(form.json, str) else _json(form.json))
         if form.regex is not None:
             return self._compiler.compile_regex(form.regex)
         if form.choice is not None:
-            # JSON's escapes are EBNF's.
-            return self._compiler.compile_grammar("root ::= " + " | ".join(map(json.dumps, form.choice)))
+            # JSON's escapes are EBNF's, but for those of pairs of surrogates.
+            return self._compiler.compile_grammar("root ::= " + " | ".join(map(_json, form.choice)))
         if form.grammar is not None:
             return self._compiler.compile_grammar(form.grammar)
-        return self._compiler.compile_json_schema('{"type": "object"}')
+        return self._compile_schema('{"type": "object"}')
+
+    def _compile_schema(self, schema: str) -> xgrammar.CompiledGrammar:
+        return self._compiler.compile_json_schema(schema, max_whitespace_cnt=MOST_WHITESPACE)
 
 
 class GrammarMask:
@@ -86,8 +85,9 @@ class GrammarMask:
         if self._matcher.is_terminated():
             return True
         allowed = self._next()
+        may_end = bool(allowed[self._stop_token_ids].any())
         allowed[self._stop_token_ids] = False
-        return not bool(allowed.any())
+        return may_end and not bool(allowed.any())
 
     def apply(self, logits: Tensor, guesses: Tensor) -> Tensor:
         """See `RowEdit.apply`. Rows after a guess that does not fit are left as they are: none is looked at."""
@@ -113,6 +113,32 @@ class GrammarMask:
         """[V] bool, whether each token may come next."""
         self._matcher.fill_next_token_bitmask(self._bits)
         return ((self._bits[0, :, None] >> torch.arange(_WORD)) & 1).bool().flatten()[: self._vocab_size]
+
+
+def _tokens_of(
+    tokenizer: PreTrainedTokenizerFast, vocab_size: int, stop_token_ids: Collection[int]
+) -> xgrammar.TokenizerInfo:
+    """The vocabulary, its special tokens without the text that they look like: no form has it."""
+    stops = sorted(stop_token_ids)
+    detected = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=vocab_size, stop_token_ids=stops)
+    texts = [""] * vocab_size
+    for text, token in tokenizer.get_vocab().items():
+        if token < vocab_size:
+            texts[token] = text
+    for token in {*tokenizer.all_special_ids, *stops}:
+        if token < vocab_size:
+            texts[token] = ""
+    return xgrammar.TokenizerInfo(
+        texts,
+        detected.vocab_type,
+        vocab_size=vocab_size,
+        stop_token_ids=stops,
+        add_prefix_space=detected.add_prefix_space,
+    )
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
 def _shortened(value: object) -> str:

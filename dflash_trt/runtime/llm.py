@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from dflash_trt.checkpoint.encoding import Message, encode_conversation, encode_text
@@ -23,6 +24,7 @@ from dflash_trt.runtime.request import FinishReason, Request, Statistics
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.scheduler import Emission, Scheduler
 from dflash_trt.runtime.step import Executor
+from dflash_trt.runtime.structured import StructuredOutputs
 from dflash_trt.runtime.window import AdaptiveWindow, FixedWindow, WindowPolicy
 
 Prompt = str | Sequence[int]
@@ -176,6 +178,7 @@ class LLM:
         self._end = weakref.finalize(self, end)
         self._costs = PassCosts(costs_file(self.engine))
         self._remember = weakref.finalize(self, self._costs.save)
+        self._compiler_lock = Lock()
         self.slots_used_by: object = None
         """Whose sequences are in the caches, a call's or a server's: one at a time has them."""
 
@@ -258,6 +261,14 @@ class LLM:
             self.tokenizer, messages, str(self.engine.path), add_generation_prompt=True, **template_arguments
         )
 
+    def require_form(self, form: StructuredOutputs) -> None:
+        """See that outputs can have a form.
+
+        Raises:
+            UserError: the form is none, or no text has it.
+        """
+        self._grammar_compiler.mask(form)
+
     def new_request(
         self,
         prompt: Prompt,
@@ -292,9 +303,7 @@ class LLM:
             )
         strange = [token for token in params.logit_bias or () if not 0 <= token < target.vocab_size]
         if strange:
-            raise UserError(
-                f"{where}: logit_bias has token {strange[0]}; the vocabulary has 0 to {target.vocab_size - 1}"
-            )
+            raise UserError(f"logit_bias[{strange[0]}] is of no token; they are 0 to {target.vocab_size - 1}")
         eos = () if params.ignore_eos else target.eos_token_ids
         return Request(
             ids,
@@ -311,7 +320,11 @@ class LLM:
 
     def _grammar(self, params: SamplingParams) -> GrammarMask | None:
         form = params.structured_outputs
-        return None if form is None else self._grammar_compiler.mask(form)
+        if form is None:
+            return None
+        with self._compiler_lock:
+            compiler = self._grammar_compiler
+        return compiler.mask(form)
 
     @cached_property
     def _grammar_compiler(self) -> GrammarCompiler:

@@ -6,7 +6,7 @@ over the group that the executors have.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 
@@ -84,6 +84,12 @@ class ParallelExecutor:
         with self._all_ranks():
             self._send(_Call.MOVE_SLOT, source, destination, length)
             self._executor.move_slot(source, destination, length)
+
+    def when_a_rank_ends(self, call: Callable[[Exception], object]) -> None:
+        """Have it called, on another thread, with what ended a rank that this process started, even between calls."""
+        processes = self._processes
+        if processes is not None:
+            processes.when_one_ends(lambda: call(processes.failure()))
 
     def close(self) -> None:
         """End the other ranks; may be called again."""

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import wait
 from pathlib import Path
 from threading import Thread
@@ -44,6 +44,7 @@ class RankProcesses:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._first_to_end: int | None = None
         self._closing = False
+        self._on_end: Callable[[], object] = lambda: None
         self._watcher = Thread(target=self._watch, daemon=True)
         try:
             for rank in range(1, size):
@@ -68,6 +69,12 @@ class RankProcesses:
     def watch(self) -> None:
         """From now on end all when one ends."""
         self._watcher.start()
+
+    def when_one_ends(self, call: Callable[[], object]) -> None:
+        """Have it called, on another thread, when a rank has ended by itself; at once where one has."""
+        self._on_end = call
+        if self._first_to_end is not None:
+            call()
 
     def failure(self) -> Exception:
         """What ended the first rank that ended, to be raised."""
@@ -121,6 +128,7 @@ class RankProcesses:
             self._first_to_end = min(ranks[pipe] for pipe in ended if isinstance(pipe, int))
             for process in self._processes:
                 process.kill()
+            self._on_end()
 
     def _log(self, rank: int) -> Path:
         return Path(self._logs.name) / f"rank{rank}.log"

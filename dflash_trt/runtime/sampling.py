@@ -17,6 +17,9 @@ from dflash_trt.plugins.noise import gumbel
 from dflash_trt.runtime.row_edits import RowEdit
 from dflash_trt.runtime.sampling_params import SamplingParams as SamplingParams
 
+IMPOSSIBLE = -2
+"""What is chosen where edits leave no token."""
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -68,7 +71,7 @@ def choose(logits: Tensor, positions: Tensor, sampling: Sampling, guesses: Tenso
             on, for edits; on the CPU. None: what is chosen for a row precedes the next one.
 
     Returns:
-        [B, R] token ids on the CPU.
+        [B, R] token ids on the CPU; of given guesses, `IMPOSSIBLE` where edits leave none.
     """
     edited = [row for row, edits in enumerate(sampling.edits) if edits]
     if edited:
@@ -78,11 +81,12 @@ def choose(logits: Tensor, positions: Tensor, sampling: Sampling, guesses: Tenso
         for row in edited:
             for edit in sampling.edits[row]:
                 logits[row] = edit.apply(logits[row], guesses[row])
-    sampled = (sampling.temperature > 0).nonzero()[:, 0]
-    if len(sampled) == 0:
-        return logits.argmax(-1).cpu()
     chosen = logits.argmax(-1)
-    chosen[sampled] = _draw(logits[sampled], positions[sampled], sampling, sampled)
+    sampled = (sampling.temperature > 0).nonzero()[:, 0]
+    if len(sampled) > 0:
+        chosen[sampled] = _draw(logits[sampled], positions[sampled], sampling, sampled)
+    for row in edited:
+        chosen[row, logits[row].isneginf().all(-1)] = IMPOSSIBLE
     return chosen.cpu()
 
 
@@ -93,7 +97,9 @@ def _choose_in_turn(logits: Tensor, positions: Tensor, sampling: Sampling, edite
     part, so_far = sampling.of_rows(edited), chosen[edited][:, :0]
     for row in range(logits.shape[1]):
         here = slice(row, row + 1)
-        so_far = torch.cat((so_far, choose(logits[edited, here], positions[edited, here], part, so_far)), dim=1)
+        # Where none is possible any is as good a guess as another.
+        best = choose(logits[edited, here], positions[edited, here], part, so_far).clamp(min=0)
+        so_far = torch.cat((so_far, best), dim=1)
     chosen[edited] = so_far
     return chosen
 

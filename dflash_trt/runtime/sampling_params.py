@@ -82,9 +82,9 @@ class SamplingParams:
         _require(0 <= self.min_tokens <= most, "min_tokens", self.min_tokens, "0 to max_tokens")
         _require(self.logprobs is None or 0 <= self.logprobs <= 20, "logprobs", self.logprobs, "0 to 20")
         for token, bias in (self.logit_bias or {}).items():
-            _require(-100 <= bias <= 100, f"logit_bias of token {token}", bias, "in [-100, 100]")
+            _require(-100 <= bias <= 100, f"logit_bias[{token}]", bias, "in [-100, 100]")
         if self.structured_outputs is not None and self.ignore_eos:
-            raise UserError("ignore_eos goes on past the end of structured_outputs; give one of the two")
+            raise UserError("ignore_eos is True, which goes on past the end of structured_outputs; give one")
 
     def _require_types(self) -> None:
         for name in ("max_tokens", "min_tokens", "top_k", "seed", "n", "logprobs"):

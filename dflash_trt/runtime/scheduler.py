@@ -312,13 +312,13 @@ class Scheduler:
 
 def _emit(request: Request, block: Block) -> list[Emission]:
     """Give a request its tokens, up to the one that ends it."""
-    if block.error is not None:
-        request.fail(block.error)
     emissions = []
     for index, token in enumerate(block.tokens):
-        drafted = index < len(block.tokens) - 1
+        drafted = block.error is not None or index < len(block.tokens) - 1
         logprobs = block.logprobs[index] if block.logprobs else None
         emissions.append(Emission(request, token, request.append(token, logprobs), drafted, logprobs))
         if request.finish_reason is not None:
-            break
+            return emissions
+    if block.error is not None:
+        request.fail(block.error)
     return emissions

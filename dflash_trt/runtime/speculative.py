@@ -12,7 +12,7 @@ import torch
 
 from dflash_trt.runtime.logprobs import TokenLogprobs
 from dflash_trt.runtime.request import Request
-from dflash_trt.runtime.sampling import Sampling
+from dflash_trt.runtime.sampling import IMPOSSIBLE, Sampling
 from dflash_trt.runtime.step import Executor, Step, Verified
 
 
@@ -21,7 +21,7 @@ class Block:
     """What a pass gives a request."""
 
     tokens: list[int]
-    """Accepted guesses and the target's own token, or none of that in an error."""
+    """Accepted guesses and the target's own token; in an error those guesses, and none where values are not finite."""
     logprobs: Sequence[TokenLogprobs]
     """Of each token, or empty."""
     error: str | None
@@ -29,10 +29,13 @@ class Block:
     @classmethod
     def of(cls, verified: Verified, row: int, guesses: Sequence[int]) -> Block:
         """A row's."""
+        accepted, own = guesses[: int(verified.accepted[row])], int(verified.next[row])
+        logprobs = verified.logprobs[row] if verified.logprobs else ()
+        if own == IMPOSSIBLE:
+            return cls([*accepted], logprobs[:-1], verified.errors[row])
         if row in verified.errors:
             return cls([], (), verified.errors[row])
-        tokens = [*guesses[: int(verified.accepted[row])], int(verified.next[row])]
-        return cls(tokens, verified.logprobs[row] if verified.logprobs else (), None)
+        return cls([*accepted, own], logprobs, None)
 
 
 def prefill(

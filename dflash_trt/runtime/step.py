@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from dflash_trt.runtime.logprobs import TokenLogprobs
-from dflash_trt.runtime.sampling import Sampling
+from dflash_trt.runtime.sampling import IMPOSSIBLE, Sampling
 
 NOT_FINITE = -1
 """What is chosen from logits that are not all finite: no token, so that no guess agrees with it."""
+
+_DEAD_END = "structured_outputs: no token can continue the output so far; the form has a branch that never ends"
 
 
 @dataclass(frozen=True)
@@ -27,15 +29,18 @@ class Verified:
     accepted: Tensor
     """[B] 0..draft_len"""
     next: Tensor
-    """[B] the target's own choice after the accepted guesses; `NOT_FINITE` where there is none."""
+    """[B] the target's own choice after the accepted guesses; `NOT_FINITE` or `IMPOSSIBLE` where there is none."""
     logprobs: Sequence[Sequence[TokenLogprobs]] = ()
     """B of these, empty where they are not asked for: of the accepted guesses and of the token after them."""
     errors: Mapping[int, str] = field(default_factory=dict)
-    """Why a row, by its index, has no next token: one line. Its slot has been cleared."""
+    """Why a row, by its index, has no next token: one line. A slot that held what is not finite has been cleared."""
 
-    def with_errors(self, error: str) -> Verified:
-        """With that error wherever there is no next token."""
-        return replace(self, errors=dict.fromkeys((self.next == NOT_FINITE).nonzero()[:, 0].tolist(), error))
+    def with_errors(self, not_finite: str) -> Verified:
+        """With that error wherever logits are not finite, and one that says so where no token may come next."""
+        reasons = {NOT_FINITE: not_finite, IMPOSSIBLE: _DEAD_END}
+        return replace(
+            self, errors={row: reasons[token] for row, token in enumerate(self.next.tolist()) if token in reasons}
+        )
 
 
 @dataclass(frozen=True)

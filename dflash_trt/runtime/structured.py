@@ -8,13 +8,17 @@ from typing import Any
 
 from dflash_trt.errors import UserError
 
+MOST_WHITESPACE = 16
+"""Between two parts of JSON; a model that has lost its way would else write nothing but line ends up to its limit."""
+
 
 @dataclass(frozen=True)
 class StructuredOutputs:
     """Exactly one of these. Names and meanings are vLLM's."""
 
     json: str | Mapping[str, Any] | None = None
-    """A JSON schema that the output must match, as an object or its text."""
+    """A JSON schema that the output must match, as an object or its text. Unlike vLLM's, JSON has at most 8
+    characters of whitespace in one place."""
     regex: str | None = None
     """A regular expression that the whole output matches."""
     choice: Sequence[str] | None = None
@@ -22,7 +26,7 @@ class StructuredOutputs:
     grammar: str | None = None
     """A grammar in the EBNF of llama.cpp, whose root rule is `root`."""
     json_object: bool | None = None
-    """True: any JSON object."""
+    """True: any JSON object, whose whitespace is bounded as that of `json`."""
 
     def __post_init__(self) -> None:
         given = self._all_given()

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from xgrammar import Grammar, StructuralTag
 from xgrammar.structural_tag import (
@@ -23,7 +24,7 @@ from xgrammar.structural_tag import (
     TriggeredTagsFormat,
 )
 
-from dflash_trt.runtime.structured import StructuredOutputs
+from dflash_trt.runtime.structured import MOST_WHITESPACE, StructuredOutputs
 from dflash_trt.serving.invalid_field import InvalidField
 from dflash_trt.serving.reasoning import END_THINK, THINK, Thinking
 from dflash_trt.serving.tool_calls import ToolFormat
@@ -80,21 +81,25 @@ def _call(tool: Tool, use: ToolUse, tool_format: ToolFormat) -> TagFormat:
     with _refusals(f"tools[{use.tools.index(tool)}].function.parameters"):
         Grammar.from_json_schema(json.dumps(schema))
     begin = tool_format.begin + tool.name + tool_format.middle
-    return TagFormat(begin=begin, content=JSONSchemaFormat(json_schema=schema), end=tool_format.end)
+    return TagFormat(begin=begin, content=_json(schema), end=tool_format.end)
 
 
 def _asked(asked: StructuredOutputs) -> Format:
     if asked.json is not None:
         with _refusals("response_format"):
             schema = json.loads(asked.json) if isinstance(asked.json, str) else dict(asked.json)
-        return JSONSchemaFormat(json_schema=schema)
+        return _json(schema)
     if asked.regex is not None:
         return RegexFormat(pattern=asked.regex)
     if asked.choice is not None:
         return OrFormat(elements=[ConstStringFormat(value=text) for text in asked.choice])
     if asked.grammar is not None:
         return GrammarFormat(grammar=asked.grammar)
-    return JSONSchemaFormat(json_schema={"type": "object"})
+    return _json({"type": "object"})
+
+
+def _json(schema: dict[str, Any]) -> JSONSchemaFormat:
+    return JSONSchemaFormat(json_schema=schema, max_whitespace_cnt=MOST_WHITESPACE)
 
 
 def _thinking(thinking: Thinking) -> Format:

@@ -9,6 +9,7 @@ from fastapi import FastAPI
 
 from dflash_trt import __version__
 from dflash_trt.runtime.llm import LLM
+from dflash_trt.runtime.parallel_executor import ParallelExecutor
 from dflash_trt.runtime.scheduler import Scheduler
 from dflash_trt.serving.chat import chat_router
 from dflash_trt.serving.completions import completions_router
@@ -55,6 +56,8 @@ def create_app(llm: LLM, settings: ServerSettings) -> FastAPI:
         on_arrival=metrics.arrive,
         on_progress=metrics.progress,
     )
+    if isinstance(executor, ParallelExecutor):
+        executor.when_a_rank_ends(engine.fail)
     tokenizer = llm.tokenizer
     formats, defaults = formats_of(tokenizer.chat_template), sampling_defaults(llm.engine.path)
     service = Service(llm, settings, engine, TokenTexts(tokenizer), formats, defaults)

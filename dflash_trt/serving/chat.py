@@ -125,7 +125,10 @@ def _prepare(service: Service, body: ChatRequest) -> Call:
         tokenizer, body.messages, body.add_generation_prompt, body.chat_template_kwargs, use.definitions
     )
     service.require_room(ids, "messages")
-    answers = service.formats.answer_format(use, str(tokenizer.decode(ids[-_TAIL:])), body.asked_form())
+    form = body.asked_form()
+    if form is not None:
+        service.require_form(form, None if body.response_format is None else "response_format")
+    answers = service.formats.answer_format(use, str(tokenizer.decode(ids[-_TAIL:])), form)
     requests = service.requests([("messages", ids)], body, answers.structured_outputs)
     return Call(
         body,

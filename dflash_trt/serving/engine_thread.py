@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from threading import Thread
 
@@ -196,6 +197,10 @@ class EngineThread:
         finally:
             self.leave(answer)
 
+    def fail(self, error: Exception) -> None:
+        """End with an error, whatever there is to do; for any thread."""
+        self._commands.put(partial(_raise, error))
+
     async def drain(self, timeout: float) -> None:
         """Take no more requests, wait until all answers are read, and cancel those that are not after `timeout` s."""
         self.draining = True
@@ -284,6 +289,10 @@ class EngineThread:
         for future in self._snapshots:
             if not future.done():
                 future.set_exception(ShuttingDown("the engine has ended"))
+
+
+def _raise(error: Exception) -> None:
+    raise error
 
 
 def _resolve(future: asyncio.Future[Snapshot], snapshot: Snapshot) -> None:

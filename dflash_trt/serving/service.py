@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dflash_trt.errors import UserError
 from dflash_trt.runtime.llm import LLM, Prompt
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.structured import StructuredOutputs
 from dflash_trt.serving.engine_thread import Answer, EngineThread, QueueFull, ShuttingDown
 from dflash_trt.serving.errors import ApiError
 from dflash_trt.serving.formats import Formats
+from dflash_trt.serving.invalid_field import InvalidField
 from dflash_trt.serving.protocol import CommonRequest
 from dflash_trt.serving.settings import ServerSettings
 from dflash_trt.serving.tokens import TokenTexts
@@ -67,6 +69,22 @@ class Service:
         if len(prompt) >= limit:
             message = f"{field} has {len(prompt)} tokens; the model's {limit} leave room for {limit - 1} and an answer"
             raise ApiError(400, message, param=field, code="context_length_exceeded")
+
+    def require_form(self, form: StructuredOutputs, field: str | None) -> None:
+        """See that outputs can have a form.
+
+        Args:
+            field: what asks for it, other than `structured_outputs`.
+
+        Raises:
+            UserError: they cannot.
+        """
+        try:
+            self.llm.require_form(form)
+        except UserError as error:
+            if field is None:
+                raise
+            raise InvalidField(field, str(error).partition(": ")[2]) from None
 
     def requests(
         self, prompts: Sequence[tuple[str, Prompt]], body: CommonRequest, form: StructuredOutputs | None

@@ -68,7 +68,9 @@ def test_acceptance_is_that_of_engines(tmp_path: Path, trained: Path, converted:
     for name, source, ours in (("one", trained, found.original), ("other", converted("fp8"), found.converted)):
         llm: LLM = build_pair(tmp_path / name, source / "target", source / "drafter", dtype="float32", max_seq_len=256)
         prompts = [list(ids[: len(ids) // 2]) for ids in text.samples]
-        statistics = llm.generate(prompts, SamplingParams(max_tokens=64)).statistics
+        statistics = llm.generate(
+            prompts, SamplingParams(max_tokens=64), verify_window=llm.executor.block_size
+        ).statistics
         assert (ours.acceptance_length, ours.verifications) == (
             statistics.acceptance_length,
             statistics.verifications,

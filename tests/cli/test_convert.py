@@ -56,7 +56,9 @@ def test_each_model_gets_its_own_format_and_the_engine_decodes(
     assert invoke(capsys, "build", "--checkpoint_dir", output, "--output_dir", engine).status == 0
     prompt = "Write the diary of Clara the sailor, who seeks the old map."
     run = ("run", "--engine_dir", engine, "--prompt", prompt, "--max_output_len", 48, "--format", "json")
-    speculative, plain = (json.loads(invoke(capsys, *run, *more).out) for more in ((), ("--no_speculation",)))
+    speculative, plain = (
+        json.loads(invoke(capsys, *run, *more).out) for more in (("--verify_window", "8"), ("--no_speculation",))
+    )
     assert speculative["outputs"][0]["token_ids"] == plain["outputs"][0]["token_ids"]
     assert speculative["stats"]["target_passes"] < plain["stats"]["target_passes"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ def run_json(capsys: pytest.CaptureFixture[str], engine: Path, *options: object)
 
 def test_json_is_the_documented_object(capsys: pytest.CaptureFixture[str], engine: Path) -> None:
     options = ["--prompt", PROMPTS[0], "--prompt", PROMPTS[1], "--max_output_len", "48"]
-    content = run_json(capsys, engine, *options)
+    content = run_json(capsys, engine, *options, "--verify_window", "8")
     assert [output["prompt"] for output in content["outputs"]] == PROMPTS
     for output in content["outputs"]:
         assert output.keys() == {"prompt", "text", "token_ids", "finish_reason", "seed"}
@@ -89,3 +90,38 @@ def test_chat_template_arguments(capsys: pytest.CaptureFixture[str], engine: Pat
         templated = run_json(capsys, tmp_path / "engine", "--prompt", "hi", *options, *arguments)
         raw = run_json(capsys, tmp_path / "engine", "--prompt", text, "--raw_prompt", *options)
         assert templated["outputs"][0]["token_ids"] == raw["outputs"][0]["token_ids"]
+
+
+def test_what_may_be_chosen(capsys: pytest.CaptureFixture[str], engine: Path) -> None:
+    base = ["--prompt", PROMPTS[0], "--max_output_len", "12"]
+    greedy = run_json(capsys, engine, *base)["outputs"][0]["token_ids"]
+    banned = run_json(capsys, engine, *base, "--logit_bias", json.dumps({str(greedy[3]): -100}))["outputs"][0]
+    assert banned["token_ids"][:3] == greedy[:3] and greedy[3] not in banned["token_ids"]
+    ends = ["--logit_bias", '{"0": 100}']
+    assert len(run_json(capsys, engine, *base, *ends)["outputs"][0]["token_ids"]) == 1
+    assert len(run_json(capsys, engine, *base, *ends, "--min_tokens", "5")["outputs"][0]["token_ids"]) == 6
+
+
+def test_log_probabilities(capsys: pytest.CaptureFixture[str], engine: Path) -> None:
+    output = run_json(capsys, engine, "--prompt", PROMPTS[0], "--max_output_len", "12", "--logprobs", "2")["outputs"][0]
+    assert len(output["logprobs"]) == len(output["token_ids"])
+    for token, found in zip(output["token_ids"], output["logprobs"], strict=True):
+        assert found.keys() == {"logprob", "top"} and len(found["top"]) == 2
+        assert found["top"][0] == {"token_id": token, "logprob": found["logprob"]}, "greedy takes the likeliest"
+        assert 0 >= found["top"][0]["logprob"] >= found["top"][1]["logprob"]
+
+
+def test_forms(capsys: pytest.CaptureFixture[str], engine: Path, tmp_path: Path) -> None:
+    schema, grammar = tmp_path / "schema.json", tmp_path / "form.ebnf"
+    schema.write_text('{"enum": ["mill", "market"]}')
+    grammar.write_text('root ::= "(" root ")" | "x"')
+    for options, pattern in (
+        (["--json_schema", schema.read_text()], '"(mill|market)"'),
+        (["--json_schema", f"@{schema}"], '"(mill|market)"'),
+        (["--regex", "[a-f]{3,5}!"], "[a-f]{3,5}!"),
+        (["--grammar", str(grammar)], r"\(*x\)*"),
+    ):
+        options = ["--prompt", PROMPTS[0], "--max_output_len", "60", "--temperature", "1", "--seed", "3", *options]
+        output = run_json(capsys, engine, *options)["outputs"][0]
+        assert re.fullmatch(pattern, output["text"]), output["text"]
+        assert output["finish_reason"] == "stop"

@@ -9,12 +9,15 @@ import random
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dflash_trt.runtime.llm import LLM
 from dflash_trt.runtime.sampling import SamplingParams
 from tests.conftest import QUANTIZED
 from tests.runtime.scripted_drafter import ScriptedDrafter
 
+NAMES = st.sampled_from(["Clara", "Bruno", "Priya", "Farid"])
 CASES_PER_BATCH = 8
 BATCHES = [(name, batch) for name in ("llama", "qwen3", "tiny") for batch in range(3)] + [
     (name, 0) for name in QUANTIZED
@@ -97,3 +100,24 @@ def test_seed_decides_sampled_outputs(llms: dict[str, LLM]) -> None:
     first, again, other = (tokens_of(llm, [[5, 6, 7]], [p], 4)[0] for p in (params, params, replace(params, seed=8)))
     assert first == again
     assert first != other
+
+
+@given(data=st.data())
+@settings(max_examples=12)
+def test_stop_texts_end_an_output_wherever_a_pass_emits_them(llms: dict[str, LLM], data: st.DataObject) -> None:
+    """Several tokens of a pass may hold a stop text, or the first part of one; none after it is in the output."""
+    llm = llms["tiny"]
+    prompt = llm.encode_chat([{"role": "user", "content": f"Write the diary of {data.draw(NAMES)} the sailor."}])
+    params = SamplingParams(max_tokens=32, temperature=data.draw(st.sampled_from([0.0, 0.9])), seed=1, ignore_eos=True)
+    whole = llm.generate([prompt], params, verify_window=8)[0].outputs[0]
+    starts = st.integers(0, len(whole.text) - 1)
+    spans = data.draw(st.lists(st.tuples(starts, st.integers(1, 12)), min_size=1, max_size=3))
+    stops = [whole.text[start : start + length] for start, length in spans]
+    stops += data.draw(st.lists(st.text("ab. ", min_size=1, max_size=3), max_size=1))
+    stopping = replace(params, stop=stops)
+    alone, drafted = (llm.generate([prompt], stopping, verify_window=window)[0].outputs[0] for window in (1, 8))
+    assert (drafted.text, drafted.token_ids, drafted.finish_reason) == (alone.text, alone.token_ids, "stop")
+    assert alone.finish_reason == "stop"
+    assert whole.text.startswith(drafted.text) and not any(stop in drafted.text for stop in stops)
+    assert any(whole.text[len(drafted.text) :].startswith(stop) for stop in stops)
+    assert drafted.token_ids == whole.token_ids[: len(drafted.token_ids)]

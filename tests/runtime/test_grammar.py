@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from dflash_trt.errors import UserError
+from dflash_trt.runtime.grammar import GrammarCompiler
 from dflash_trt.runtime.llm import LLM
+from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import SamplingParams
-from dflash_trt.runtime.structured import StructuredOutputs
+from dflash_trt.runtime.scheduler import Scheduler
+from dflash_trt.runtime.structured import MOST_WHITESPACE, StructuredOutputs
+from dflash_trt.runtime.window import FixedWindow
 
 FORMS = [
     (StructuredOutputs(regex="[a-f]{3,5}"), "[a-f]{3,5}"),
     (StructuredOutputs(choice=["yes", 'no\n"\\é']), 'yes|no\n"\\\\é'),
     (StructuredOutputs(grammar='root ::= "x" | "(" root ")"'), r"\(*x\)*"),
     (StructuredOutputs(json={"type": "boolean"}), "true|false"),
+    (StructuredOutputs(choice=["\U0001f600"]), "\U0001f600"),
 ]
 
 
@@ -65,9 +71,104 @@ def test_the_walk_leaves_the_matcher_where_it_was(llms: dict[str, LLM]) -> None:
         (StructuredOutputs(json="{"), "structured_outputs.json: Failed to parse JSON"),
         (StructuredOutputs(regex="(a"), "structured_outputs.regex: .*parenthesis is not closed"),
         (StructuredOutputs(grammar="root ::= root"), "structured_outputs.grammar: no text has this form"),
+        (StructuredOutputs(regex="\ud800"), "structured_outputs.regex: "),
+        (StructuredOutputs(grammar='root ::= "\ud800"'), "structured_outputs.grammar: "),
+        (StructuredOutputs(choice=["\ud800"]), "structured_outputs.choice: "),
+        (StructuredOutputs(json={"const": "\ud800"}), "structured_outputs.json: "),
+        (StructuredOutputs(json={"const": {1, 2}}), "structured_outputs.json: .*not JSON serializable"),
+        (StructuredOutputs(json={"const": float("nan")}), "structured_outputs.json: "),
     ],
 )
 def test_what_is_no_form_is_refused_in_one_line(llms: dict[str, LLM], form: StructuredOutputs, message: str) -> None:
     with pytest.raises(UserError, match=message) as refused:
         llms["tiny"].generate(["a"], SamplingParams(structured_outputs=form))
     assert "\n" not in str(refused.value)
+    assert "Check failed" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        StructuredOutputs(grammar='root ::= "abc" x\nx ::= x'),
+        StructuredOutputs(regex=r"abc[^\x00-\U0010ffff]"),
+    ],
+    ids=["rule", "class"],
+)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("window", [1, 8])
+def test_a_dead_end_ends_one_request(
+    llms: dict[str, LLM], form: StructuredOutputs, temperature: float, window: int
+) -> None:
+    llm = llms["tiny"]
+    plain = SamplingParams(max_tokens=20)
+    (expected,) = llm.generate(["Once upon"], plain)[0].outputs
+    dead, other = (
+        llm.new_request("Once upon", params.each()[0], where="here")
+        for params in (SamplingParams(temperature=temperature, seed=1, structured_outputs=form), plain)
+    )
+    run(llm, [dead, other], min(window, llm.executor.block_size))
+    assert (dead.finish_reason, dead.text) == ("error", "abc")
+    assert dead.error is not None
+    assert dead.error.startswith("structured_outputs: no token")
+    assert other.output == expected.token_ids
+
+
+def test_min_tokens_and_bias_leave_a_form_its_end(llms: dict[str, LLM]) -> None:
+    form = StructuredOutputs(choice=["yes", "no"])
+    bias = dict.fromkeys(range(llms["tiny"].engine.config.pretrained_config.vocab_size), -100.0)
+    params = SamplingParams(max_tokens=60, min_tokens=50, structured_outputs=form, logit_bias=bias)
+    (output,) = llms["tiny"].generate(["Once upon"], params)[0].outputs
+    assert (output.finish_reason, output.text in ("yes", "no")) == ("stop", True)
+
+
+@pytest.mark.parametrize("bias", [float("-inf"), float("inf"), float("nan")])
+def test_a_bias_that_is_not_finite_is_refused(bias: float) -> None:
+    with pytest.raises(UserError, match=r"logit_bias\[3\] is"):
+        SamplingParams(logit_bias={3: bias})
+
+
+def test_special_tokens_and_padding_are_in_no_form(llms: dict[str, LLM]) -> None:
+    tokenizer = llms["tiny"].engine.tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|image|>"]})
+    tokenizer.add_tokens(["<call>"])
+    special, call, size = *tokenizer.convert_tokens_to_ids(["<|image|>", "<call>"]), len(tokenizer) + 50
+    (end,) = llms["tiny"].engine.config.pretrained_config.eos_token_ids
+    mask = GrammarCompiler(tokenizer, size, [end]).mask(StructuredOutputs(regex=".+"))
+    allowed = mask.apply(torch.zeros(1, size), torch.tensor([], dtype=torch.int64))[0].isfinite()
+    assert allowed[call]
+    assert not allowed[special]
+    assert not allowed[len(tokenizer) :].any()
+    assert not allowed[end]
+    mask.record(call)
+    allowed = mask.apply(torch.zeros(1, size), torch.tensor([], dtype=torch.int64))[0].isfinite()
+    assert allowed[end]
+    assert not allowed[special]
+
+
+def test_whitespace_of_json_is_bounded(llms: dict[str, LLM]) -> None:
+    llm = llms["tiny"]
+    (params,) = SamplingParams(structured_outputs=StructuredOutputs(json_object=True)).each()
+    size = llm.engine.config.pretrained_config.vocab_size
+    opening, space = (llm.tokenizer.encode(text, add_special_tokens=False)[-1] for text in ("{", "\n"))
+    (mask,) = llm.new_request("a", params, where="here").edits
+    guesses = torch.tensor([opening] + [space] * (MOST_WHITESPACE + 1))
+    edited = mask.apply(torch.zeros(len(guesses), size), guesses[:-1])
+    assert torch.equal(edited[1:, space].isfinite(), torch.arange(MOST_WHITESPACE + 1) < MOST_WHITESPACE)
+
+
+def test_threads_share_one_compiler(llms: dict[str, LLM]) -> None:
+    with LLM(llms["tiny"].engine.path, device="cpu") as llm, ThreadPoolExecutor(4) as pool:
+        params = [
+            SamplingParams(structured_outputs=StructuredOutputs(regex="a" * count + "b"), seed=0)
+            for count in (1, 2, 3, 4)
+        ]
+        made = list(pool.map(lambda one: llm.new_request("a", one, where="here"), params))
+        run(llm, made, 1)
+    assert [one.text for one in made] == ["ab", "aab", "aaab", "aaaab"]
+
+
+def run(llm: LLM, requests: list[Request], window: int) -> None:
+    scheduler = Scheduler(llm.executor, FixedWindow(window))
+    scheduler.add(requests)
+    while not scheduler.idle:
+        scheduler.step()

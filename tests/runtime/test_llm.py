@@ -108,7 +108,7 @@ def test_stream_shows_what_generate_returns(llm: LLM) -> None:
 
 
 def test_statistics_add_up(llm: LLM) -> None:
-    generation = llm.generate(chats(llm), SamplingParams(max_tokens=40))
+    generation = llm.generate(chats(llm), SamplingParams(max_tokens=40), verify_window=llm.executor.block_size)
     statistics = generation.statistics
     each = [output.outputs[0].statistics for output in generation]
     assert statistics.output_tokens == sum(len(output.outputs[0].token_ids) for output in generation)

@@ -64,7 +64,7 @@ def test_a_drafter_with_its_own_head(tmp_path: Path, llms: Engines, monkeypatch:
         config = replace(llm.engine.config.build_config, tp_size=ranks)
         with parallel_executor(build_engine(*checkpoints, config, tmp_path / str(ranks))) as executor:
             monkeypatch.setattr(llm, "executor", executor)
-            stream = llm.generate([[5, 6, 7], [8]], params)
+            stream = llm.generate([[5, 6, 7], [8]], params, verify_window=llm.executor.block_size)
             outputs.append(([o.outputs[0].token_ids for o in stream], stream.statistics))
     assert outputs[0] == outputs[1], "guesses are the same too, or other counts of them would be accepted"
 

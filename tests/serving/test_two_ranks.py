@@ -102,15 +102,7 @@ def test_a_rank_that_dies_ends_a_server_at_work(server: Process) -> None:
 
 
 def test_a_rank_that_dies_while_nothing_is_asked_ends_the_server(server: Process) -> None:
-    """At the latest when something is asked."""
-    [rank] = ranks_of(server)
-    rank.kill()
-    wait_until(lambda: rank.status() == psutil.STATUS_ZOMBIE if rank.is_running() else True)
-    try:
-        answer = httpx.post(f"{server.url}/v1/completions", json=LONG, timeout=60)
-        assert (answer.status_code, _code(answer)) in ((500, "engine_failed"), (503, "shutting_down"))
-    except httpx.TransportError:
-        pass  # it has ended already
+    ranks_of(server)[0].kill()
     assert_ended(server)
 
 

@@ -1,0 +1,50 @@
+"""Parameters that change what may be chosen reach the engine, by the official client where it has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dflash_trt.runtime.llm import LLM
+from dflash_trt.runtime.sampling import SamplingParams
+from tests.serving.running_server import MESSAGES, RunningServer
+
+
+def test_logit_bias(server: RunningServer, alone: LLM) -> None:
+    prompt = alone.encode_chat(MESSAGES)
+    (plain,) = alone.generate([prompt], SamplingParams(max_tokens=30))[0].outputs
+    bias = {plain.token_ids[2]: -100.0, plain.token_ids[7]: 3.5}
+    (output,) = alone.generate([prompt], SamplingParams(max_tokens=30, logit_bias=bias))[0].outputs
+    assert output.text != plain.text
+    given: Any = {str(token): value for token, value in bias.items()}
+    body: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "temperature": 0, "max_tokens": 30}
+    answer = server.openai.chat.completions.create(**body, logit_bias=given)
+    assert answer.choices[0].message.content == output.text
+
+
+def test_min_tokens(server: RunningServer, alone: LLM) -> None:
+    prompt = "This is the diary of Bruno the teacher"
+    ends = str(alone.engine.config.pretrained_config.eos_token_ids[0])
+    body = {"prompt": prompt, "temperature": 0, "max_tokens": 20, "logit_bias": {ends: 100}}
+    choice = server.post("/v1/completions", **body).json()
+    assert choice["usage"]["completion_tokens"] == 1 and choice["choices"][0]["finish_reason"] == "stop"
+    choice = server.post("/v1/completions", **body, min_tokens=7).json()
+    assert choice["usage"]["completion_tokens"] == 8 and choice["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"logit_bias": {"697": 1}}, "logit_bias[697]"),
+        ({"logit_bias": {"3": 101}}, "logit_bias[3]"),
+        ({"logit_bias": {"3": "much"}}, "logit_bias.3"),
+        ({"min_tokens": 9}, "min_tokens"),
+        ({"min_tokens": -1}, "min_tokens"),
+    ],
+    ids=str,
+)
+def test_refusals_name_the_field(server: RunningServer, change: dict[str, Any], param: str) -> None:
+    for path, prompt in (("chat/completions", {"messages": MESSAGES}), ("completions", {"prompt": "Hi"})):
+        response = server.post(f"/v1/{path}", **prompt, **{"max_tokens": 8, **change})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
