@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FailFast, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from dflash_trt.errors import UserError
 from dflash_trt.runtime.sampling_params import SEED_LIMIT, SamplingParams
@@ -13,7 +13,7 @@ from dflash_trt.runtime.structured import StructuredOutputs
 
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 T = TypeVar("T")
-Items = Annotated[list[T], FailFast()]
+Items = Annotated[list[T], Field(fail_fast=True)]
 """Refused at the first item that is wrong: a list may have millions."""
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
