@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
 
 from dflash_trt.cli.options import device, directory
+from dflash_trt.errors import UserError
 
 
 @click.command()
@@ -74,6 +76,8 @@ def serve(
     from dflash_trt.serving.server import serve as serve_app
     from dflash_trt.serving.settings import ServerSettings
 
+    if not all(api_keys) or (not api_keys and "DFLASH_TRT_API_KEY" in os.environ):
+        raise UserError("--api_key, or DFLASH_TRT_API_KEY, is empty; give a key, or neither")
     settings = ServerSettings(
         model_name=served_model_name or engine_dir.resolve().name,
         api_keys=api_keys,

@@ -14,6 +14,8 @@ from transformers import PreTrainedTokenizerFast
 from dflash_trt.errors import UserError
 from dflash_trt.runtime.structured import MOST_WHITESPACE, StructuredOutputs
 
+_CACHE_BYTES = 256 * 2**20
+"""For compiled forms: clients may send a new one with every request."""
 _WORD = 32
 """Tokens of a word of a bitmask."""
 _WHERE = re.compile(r"^\[[\d:]+\] \S+:\d+: |Check failed: \(.*?\) is false: ")
@@ -31,7 +33,7 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast, vocab_size: int, stop_token_ids: Collection[int]) -> None:
         self._tokens = _tokens_of(tokenizer, vocab_size, stop_token_ids)
-        self._compiler = xgrammar.GrammarCompiler(self._tokens)
+        self._compiler = xgrammar.GrammarCompiler(self._tokens, max_threads=2, cache_limit_bytes=_CACHE_BYTES)
 
     def mask(self, form: StructuredOutputs) -> GrammarMask:
         """What holds one output to a form.
@@ -105,9 +107,13 @@ class GrammarMask:
         return edited
 
     def record(self, token: int) -> None:
-        """Take an emitted token, which it allowed."""
-        accepted = self._matcher.accept_token(token)
-        assert accepted
+        """Take an emitted token.
+
+        Raises:
+            UserError: it does not fit.
+        """
+        if not self._matcher.accept_token(token):
+            raise UserError(f"the output left its form with token {token}")
 
     def _next(self) -> Tensor:
         """[V] bool, whether each token may come next."""

@@ -7,7 +7,6 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -178,6 +177,7 @@ class LLM:
         self._end = weakref.finalize(self, end)
         self._costs = PassCosts(costs_file(self.engine))
         self._remember = weakref.finalize(self, self._costs.save)
+        self._compiler: GrammarCompiler | None = None
         self._compiler_lock = Lock()
         self.slots_used_by: object = None
         """Whose sequences are in the caches, a call's or a server's: one at a time has them."""
@@ -267,7 +267,7 @@ class LLM:
         Raises:
             UserError: the form is none, or no text has it.
         """
-        self._grammar_compiler.mask(form)
+        self._grammar_compiler().mask(form)
 
     def new_request(
         self,
@@ -322,14 +322,15 @@ class LLM:
         form = params.structured_outputs
         if form is None:
             return None
-        with self._compiler_lock:
-            compiler = self._grammar_compiler
-        return compiler.mask(form)
+        return self._grammar_compiler().mask(form)
 
-    @cached_property
     def _grammar_compiler(self) -> GrammarCompiler:
-        target = self.engine.config.pretrained_config
-        return GrammarCompiler(self.tokenizer, target.vocab_size, target.eos_token_ids)
+        """Made when first needed: it reads the whole vocabulary."""
+        with self._compiler_lock:
+            if self._compiler is None:
+                target = self.engine.config.pretrained_config
+                self._compiler = GrammarCompiler(self.tokenizer, target.vocab_size, target.eos_token_ids)
+            return self._compiler
 
     def _checked_window(self, window: int | None) -> int | None:
         block_size = self.executor.block_size

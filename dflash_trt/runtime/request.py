@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from dflash_trt.errors import UserError
 from dflash_trt.runtime.acceptance import Acceptance
 from dflash_trt.runtime.detokenizer import Detokenizer
 from dflash_trt.runtime.grammar import GrammarMask
@@ -159,8 +160,12 @@ class Request:
         if logprobs is not None:
             self.logprobs.append(logprobs)
         self.statistics.output_tokens += 1
-        for edit in self.edits:
-            edit.record(token)
+        try:
+            for edit in self.edits:
+                edit.record(token)
+        except UserError as error:
+            self.fail(str(error))
+            return ""
         if token in self._stop_token_ids:
             self.finish_reason = "stop"
             return self._detokenizer.finish()

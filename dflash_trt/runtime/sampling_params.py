@@ -66,13 +66,13 @@ class SamplingParams:
         object.__setattr__(self, "top_k", 0 if self.top_k == -1 else self.top_k)
         self._require_types()
         _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", self.max_tokens, "1 or more")
-        hot = 1e-5 <= self.temperature < float("inf")
-        _require(hot or self.temperature == 0, "temperature", self.temperature, "0 (greedy), or 1e-5 or more")
+        hot = 1e-5 <= self.temperature <= 100
+        _require(hot or self.temperature == 0, "temperature", self.temperature, "0 (greedy), or in [1e-5, 100]")
         _require(self.top_k >= 0, "top_k", self.top_k, "0 or more")
         _require(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
         _require(0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
-        positive = 0 < self.repetition_penalty < float("inf")
-        _require(positive, "repetition_penalty", self.repetition_penalty, "finite and above 0")
+        bounded = 0.01 <= self.repetition_penalty <= 100
+        _require(bounded, "repetition_penalty", self.repetition_penalty, "in [0.01, 100]")
         for name in ("presence_penalty", "frequency_penalty"):
             _require(-2 <= getattr(self, name) <= 2, name, getattr(self, name), "in [-2, 2]")
         _require(1 <= self.n <= 16384, "n", self.n, "1 to 16384")

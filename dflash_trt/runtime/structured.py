@@ -17,7 +17,7 @@ class StructuredOutputs:
     """Exactly one of these. Names and meanings are vLLM's."""
 
     json: str | Mapping[str, Any] | None = None
-    """A JSON schema that the output must match, as an object or its text. Unlike vLLM's, JSON has at most 8
+    """A JSON schema that the output must match, as an object or its text. Unlike vLLM's, JSON has at most 16
     characters of whitespace in one place."""
     regex: str | None = None
     """A regular expression that the whole output matches."""

@@ -56,8 +56,6 @@ def create_app(llm: LLM, settings: ServerSettings) -> FastAPI:
         on_arrival=metrics.arrive,
         on_progress=metrics.progress,
     )
-    if isinstance(executor, ParallelExecutor):
-        executor.when_a_rank_ends(engine.fail)
     tokenizer = llm.tokenizer
     formats, defaults = formats_of(tokenizer.chat_template), sampling_defaults(llm.engine.path)
     service = Service(llm, settings, engine, TokenTexts(tokenizer), formats, defaults)
@@ -66,6 +64,8 @@ def create_app(llm: LLM, settings: ServerSettings) -> FastAPI:
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         llm.slots_used_by = scheduler
         engine.start()
+        if isinstance(executor, ParallelExecutor):
+            executor.when_a_rank_ends(engine.fail)
         yield
         await engine.stop()
 

@@ -68,7 +68,7 @@ class ChatChoice(Choice):
         parsed.add(self._parser.finish())
         content = None if parsed.tool_calls and not parsed.content else parsed.content
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-        if parsed.reasoning and self._body.include_reasoning:
+        if parsed.reasoning and self._body.include_reasoning is not False:
             message["reasoning"] = parsed.reasoning
         if parsed.tool_calls:
             message["tool_calls"] = parsed.tool_calls
@@ -81,7 +81,7 @@ class ChatChoice(Choice):
 
     def _delta(self, deltas: Deltas) -> dict[str, Any]:
         delta: dict[str, Any] = {}
-        if deltas.reasoning and self._body.include_reasoning:
+        if deltas.reasoning and self._body.include_reasoning is not False:
             delta["reasoning"] = deltas.reasoning
         if deltas.content:
             delta["content"] = deltas.content
@@ -122,7 +122,11 @@ def _prepare(service: Service, body: ChatRequest) -> Call:
     use = read_tool_use(tools, choice, body.parallel_tool_calls)
     tokenizer = service.llm.tokenizer
     ids = encode_messages(
-        tokenizer, body.messages, body.add_generation_prompt, body.chat_template_kwargs, use.definitions
+        tokenizer,
+        body.messages,
+        body.add_generation_prompt is not False,
+        body.chat_template_kwargs,
+        use.definitions,
     )
     service.require_room(ids, "messages")
     form = body.asked_form()

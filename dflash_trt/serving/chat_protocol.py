@@ -8,7 +8,7 @@ from pydantic import Field
 
 from dflash_trt.errors import UserError
 from dflash_trt.runtime.structured import StructuredOutputs
-from dflash_trt.serving.protocol import CommonRequest, Count, Strict
+from dflash_trt.serving.protocol import CommonRequest, Count, Items, Strict
 
 
 class TextPart(Strict):
@@ -31,15 +31,17 @@ class ToolCall(Strict):
     id: str
     type: Literal["function"] = "function"
     function: FunctionCall
+    index: int | None = None
+    """Of a stream's pieces, which clients send back."""
 
 
 class ChatMessage(Strict):
     """A turn of the conversation; what OpenAI's clients send back of an answer is accepted."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Items[TextPart] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Items[ToolCall] | None = None
     tool_call_id: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
@@ -112,20 +114,20 @@ class NamedTool(Strict):
 class ChatRequest(CommonRequest):
     """OpenAI's, with vLLM's extras."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: Items[ChatMessage] = Field(min_length=1)
     max_completion_tokens: Count | None = None
     """OpenAI's new name of `max_tokens`; it wins."""
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     response_format: ResponseFormat | None = None
-    tools: list[Tool] | None = None
+    tools: Items[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     """What else the chat template reads, `{"enable_thinking": false}` for one."""
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None
     """End the prompt where the assistant is to answer."""
-    include_reasoning: bool = True
+    include_reasoning: bool | None = None
     """vLLM's: give the reasoning too, where the family keeps it apart."""
     modalities: list[Literal["text"]] | None = None
     metadata: dict[str, Any] | None = None

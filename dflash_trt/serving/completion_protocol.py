@@ -7,21 +7,21 @@ from typing import Any, cast
 from pydantic import Field
 
 from dflash_trt.errors import UserError
-from dflash_trt.serving.protocol import CommonRequest, Count, TokenId
+from dflash_trt.serving.protocol import CommonRequest, Count, Items, TokenId
 
 
 class CompletionRequest(CommonRequest):
     """OpenAI's, with vLLM's extras."""
 
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    prompt: str | Items[str] | Items[TokenId] | Items[Items[TokenId]]
     max_tokens: Count | None = 16
     logprobs: int | None = Field(None, ge=0, le=20)
     """Alternatives to report beside each token."""
-    echo: bool = False
+    echo: bool | None = None
     """Begin with the prompt."""
     best_of: int | None = None
     suffix: str | None = None
-    add_special_tokens: bool = True
+    add_special_tokens: bool | None = None
     """Those that the tokenizer puts around texts."""
 
     @property

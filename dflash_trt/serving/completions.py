@@ -105,7 +105,7 @@ def _ids(service: Service, index: int, body: CompletionRequest) -> list[int]:
     prompt = body.prompts[index]
     if not isinstance(prompt, str):
         return prompt
-    return encode_text(service.llm.tokenizer, prompt, "prompt", add_special_tokens=body.add_special_tokens)
+    return encode_text(service.llm.tokenizer, prompt, "prompt", add_special_tokens=body.add_special_tokens is not False)
 
 
 def _text(service: Service, prompt: str | list[int]) -> str:

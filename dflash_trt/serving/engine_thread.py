@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
@@ -12,6 +12,9 @@ from threading import Thread
 
 from dflash_trt.runtime.request import Request, Statistics
 from dflash_trt.runtime.scheduler import Emission, Scheduler
+
+_PATIENCE = 5.0
+"""Seconds that a thread whose engine has failed gets to end: it may hang in an exchange with a rank that is gone."""
 
 
 class QueueFull(Exception):
@@ -149,7 +152,8 @@ class EngineThread:
         """End the thread, whatever it has to do."""
         self.draining = True
         self._commands.put(self._stop)
-        await asyncio.to_thread(self._thread.join)
+        patience = None if self.failure is None else _PATIENCE
+        await asyncio.to_thread(self._thread.join, patience)
         self._give_up()
 
     @property
@@ -198,8 +202,10 @@ class EngineThread:
             self.leave(answer)
 
     def fail(self, error: Exception) -> None:
-        """End with an error, whatever there is to do; for any thread."""
+        """End with an error, whatever there is to do; for any thread, and though the engine's own hang in a pass."""
         self._commands.put(partial(_raise, error))
+        with suppress(RuntimeError):  # of a loop that has ended
+            self._loop.call_soon_threadsafe(self._fail, error)
 
     async def drain(self, timeout: float) -> None:
         """Take no more requests, wait until all answers are read, and cancel those that are not after `timeout` s."""
@@ -279,7 +285,7 @@ class EngineThread:
             self._answers.pop(request).end(request)
 
     def _fail(self, error: BaseException) -> None:
-        self.failure = error
+        self.failure = self.failure or error
         self.failed.set()
         self._give_up()
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from dflash_trt.errors import UserError
-from dflash_trt.runtime.sampling import SamplingParams
+from dflash_trt.runtime.sampling_params import SEED_LIMIT, SamplingParams
 from dflash_trt.runtime.structured import StructuredOutputs
 
 Count = Annotated[int, Field(ge=1, lt=2**31)]
+T = TypeVar("T")
+Items = Annotated[list[T], Field(fail_fast=True)]
+"""Refused at the first item that is wrong: a list may have millions."""
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 _SAMPLING_FIELDS = (
@@ -55,7 +58,7 @@ class StructuredOutputsField(Strict):
 
     json_: str | dict[str, Any] | None = Field(None, alias="json")
     regex: str | None = None
-    choice: list[str] | None = Field(None, min_length=1)
+    choice: Items[str] | None = Field(None, min_length=1)
     grammar: str | None = None
     json_object: bool | None = None
 
@@ -79,21 +82,21 @@ class CommonRequest(Strict):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: dict[str, float] | None = None
     """By token id, in decimal; -100 to 100."""
-    seed: int | None = Field(None, ge=0, lt=2**63)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     n: int | None = Field(None, ge=1, le=16384)
-    stop: str | Annotated[list[str], Field(max_length=64)] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop: str | Annotated[Items[str], Field(max_length=64)] | None = None
+    stop_token_ids: Items[TokenId] | None = None
     ignore_eos: bool | None = None
     max_tokens: Count | None = None
     min_tokens: int | None = Field(None, ge=0, lt=2**31)
     structured_outputs: StructuredOutputsField | None = None
-    priority: int = Field(0, ge=-(2**63), lt=2**63)
+    priority: int | None = Field(None, ge=-(2**63), lt=2**63)
     """Lower numbers go first."""
     verify_window: int | None = Field(None, ge=1)
     """Tokens that a pass verifies for this request; 1 forbids speculation. The output does not depend on it."""
-    return_speculation: bool = False
+    return_speculation: bool | None = None
     """Say beside the usage what speculation did."""
-    return_token_sources: bool = False
+    return_token_sources: bool | None = None
     """Say of each token whether it was drafted."""
     user: str | None = None
     """Accepted for OpenAI's clients; has no effect."""
@@ -105,6 +108,8 @@ class CommonRequest(Strict):
             UserError: a parameter is out of range.
         """
         given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
+        if self.seed is not None:
+            given["seed"] = self.seed % SEED_LIMIT
         if self.logit_bias:
             given["logit_bias"] = {token_id(text): bias for text, bias in self.logit_bias.items()}
         if form is not None:

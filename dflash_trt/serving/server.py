@@ -68,7 +68,8 @@ async def _serve(app: FastAPI, bound: socket.socket, drain_timeout: float, on_re
     serving = asyncio.create_task(server.serve(sockets=[bound]))
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
-    on_ready()
+    if server.started:
+        on_ready()
     events = [asyncio.create_task(event.wait()) for event in (signalled, engine.failed)]
     await asyncio.wait([serving, *events], return_when=asyncio.FIRST_COMPLETED)
     if signalled.is_set():

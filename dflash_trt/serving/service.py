@@ -104,7 +104,7 @@ class Service:
                 prompt,
                 one,
                 where=field,
-                priority=body.priority,
+                priority=body.priority or 0,
                 deadline=None if timeout is None else time.monotonic() + timeout,
                 verify_window=body.verify_window,
             )

@@ -13,7 +13,7 @@ from dflash_trt.errors import UserError
 from dflash_trt.serving.chat_protocol import ChatMessage, Tool
 from dflash_trt.serving.conversation import encode_messages
 from dflash_trt.serving.json_body import JsonRoute
-from dflash_trt.serving.protocol import Strict, TokenId
+from dflash_trt.serving.protocol import Items, Strict, TokenId
 from dflash_trt.serving.service import Service
 
 
@@ -34,7 +34,7 @@ class DetokenizeRequest(Strict):
     """Token ids."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Items[TokenId]
 
 
 def tokenization_router(service: Service) -> APIRouter:

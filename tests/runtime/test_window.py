@@ -93,7 +93,7 @@ def test_it_beats_every_fixed_window_where_acceptance_changes() -> None:
     machine = Machine(on_a_cpu, lambda step, place: 0.95 if step // 500 % 2 else 0.05, lambda step: 2)
     best = max(machine.tokens_per_second(FixedWindow(window)) for window in range(1, 9))
     assert machine.tokens_per_second(AdaptiveWindow(8, PassCosts())) > best
-    assert machine.widths[700:1000].count(8) > 100 and machine.widths[1200:1500].count(1) > 100
+    assert sum(machine.widths[700:1000]) > 6 * 300 and sum(machine.widths[1200:1450]) < 3 * 250
 
 
 def test_a_disturbed_clock_costs_little() -> None:

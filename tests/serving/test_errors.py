@@ -54,7 +54,7 @@ def error_of(response: Any, status: int) -> dict[str, Any]:
         ({"n": 0}, "n"),
         ({"n": 10**6}, "n"),
         ({"n": 10**4}, "n"),
-        ({"seed": -1}, "seed"),
+        ({"seed": 2**63}, "seed"),
         ({"seed": 2**63}, "seed"),
         ({"seed": 10**400}, "seed"),
         ({"stop": [""]}, "stop"),
