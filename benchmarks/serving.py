@@ -85,7 +85,7 @@ def workloads(directory: Path) -> list[Workload]:
         lines = (TINY / "prompts.txt").read_text().splitlines()
         diaries = [llm.encode_chat([{"role": "user", "content": line}]) for line in lines]
     return [
-        Workload("SmolLM2", smollm2, [prompt for prompt, _ in held_out()], max_tokens=48, rounds=1),
+        Workload("SmolLM2", smollm2, [prompt for prompt, _ in held_out()], max_tokens=32, rounds=1),
         Workload("tiny", directory / "tiny", diaries, max_tokens=128, rounds=4),
     ]
 
@@ -184,7 +184,7 @@ def aiperf(program: Path, address: str, model: str, tokenizer: Path) -> dict[str
             f"--model {model} --url {address} --tokenizer {tokenizer} --artifact-dir {directory} --endpoint-type chat"
         )
         load = (
-            "--streaming --concurrency 4 --request-count 16 --isl 64 --osl 48 --extra-inputs ignore_eos:true --ui none"
+            "--streaming --concurrency 4 --request-count 16 --isl 64 --osl 32 --extra-inputs ignore_eos:true --ui none"
         )
         subprocess.run([program, "profile", *options.split(), *load.split()], check=True, stdout=2)
         return dict(json.loads(next(Path(directory).rglob("profile_export_aiperf.json")).read_text()))
