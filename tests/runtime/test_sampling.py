@@ -225,3 +225,13 @@ def test_the_best_of_all_parts_is_the_choice(data: st.DataObject, size: int, par
 def test_what_needs_whole_rows(params: SamplingParams, needed: bool) -> None:
     params = replace(params, seed=0)
     assert Sampling.of([params], [row_edits(params, [1], 5, {0}, None)]).needs_rows is needed
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("temperature", 1e39), ("temperature", 101.0), ("repetition_penalty", 1e-300), ("repetition_penalty", 1e39)],
+)
+def test_what_float32_cannot_hold_is_refused(name: str, value: float) -> None:
+    """Masked logits would become NaN, which argmax prefers to every token that is allowed."""
+    with pytest.raises(UserError, match=f"{name} is "):
+        SamplingParams(**{name: value})
