@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dflash_trt.runtime.llm import LLM
     from dflash_trt.runtime.sampling import SamplingParams
+    from dflash_trt.runtime.structured import StructuredOutputs
 
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "SamplingParams", "StructuredOutputs", "__version__"]
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """`LLM` and `SamplingParams`, imported when first asked for: the command line's help needs no torch."""
+    """`LLM` and its parameters, imported when first asked for: the command line's help needs no torch."""
     if name == "LLM":
         from dflash_trt.runtime.llm import LLM
 
@@ -22,4 +23,8 @@ def __getattr__(name: str) -> Any:
         from dflash_trt.runtime.sampling import SamplingParams
 
         return SamplingParams
+    if name == "StructuredOutputs":
+        from dflash_trt.runtime.structured import StructuredOutputs
+
+        return StructuredOutputs
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dflash_trt.engine.directory import Engine
-    from dflash_trt.runtime.llm import LLM, Generation, TokenStream
+    from dflash_trt.runtime.generation import Generation, TokenStream
+    from dflash_trt.runtime.llm import LLM
 
 PROMPTS = (
     "Write a Python function that reverses a string.",

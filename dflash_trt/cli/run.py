@@ -13,7 +13,8 @@ from dflash_trt.cli.options import device, directory, file, json_object, output_
 from dflash_trt.errors import UserError
 
 if TYPE_CHECKING:
-    from dflash_trt.runtime.llm import LLM, Generation, TokenStream
+    from dflash_trt.runtime.generation import Generation, TokenStream
+    from dflash_trt.runtime.llm import LLM
     from dflash_trt.runtime.logprobs import TokenLogprobs
     from dflash_trt.runtime.structured import StructuredOutputs
 

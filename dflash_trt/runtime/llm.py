@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
 import weakref
-from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -15,141 +13,18 @@ from dflash_trt.checkpoint.encoding import Message, encode_conversation, encode_
 from dflash_trt.engine.directory import open_engine
 from dflash_trt.errors import UserError
 from dflash_trt.runtime.detokenizer import Detokenizer
+from dflash_trt.runtime.generation import Generation, Prompt, TokenStream
 from dflash_trt.runtime.grammar import GrammarCompiler, GrammarMask
 from dflash_trt.runtime.launch import open_executor
-from dflash_trt.runtime.logprobs import TokenLogprobs
 from dflash_trt.runtime.pass_costs import PassCosts, costs_file
-from dflash_trt.runtime.request import FinishReason, Request, Statistics
+from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import SamplingParams
-from dflash_trt.runtime.scheduler import Emission, Scheduler
+from dflash_trt.runtime.scheduler import Scheduler
 from dflash_trt.runtime.step import Executor
 from dflash_trt.runtime.structured import StructuredOutputs
 from dflash_trt.runtime.window import AdaptiveWindow, FixedWindow, WindowPolicy
 
-Prompt = str | Sequence[int]
 GREEDY = SamplingParams()
-
-
-@dataclass(frozen=True)
-class CompletionOutput:
-    """One output of a prompt."""
-
-    text: str
-    token_ids: list[int]
-    finish_reason: FinishReason
-    seed: int
-    """What repeats a sampled output."""
-    statistics: Statistics
-    logprobs: list[TokenLogprobs] | None
-    """Of each token, where the parameters ask for them."""
-
-    @classmethod
-    def of(cls, request: Request) -> CompletionOutput:
-        """The output of a finished request."""
-        assert request.finish_reason is not None and request.params.seed is not None
-        return cls(
-            request.text,
-            request.output,
-            request.finish_reason,
-            request.params.seed,
-            request.statistics,
-            request.logprobs if request.params.logprobs is not None else None,
-        )
-
-
-@dataclass(frozen=True)
-class RequestOutput:
-    """A prompt and its `SamplingParams.n` outputs."""
-
-    prompt: Prompt
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-
-
-@dataclass(frozen=True)
-class Generation(Sequence[RequestOutput]):
-    """The outputs of a call, in the order of its prompts, and what the whole call took."""
-
-    outputs: list[RequestOutput]
-    statistics: Statistics
-    target_passes: int
-    """Passes of the target, each shared by all requests that were running."""
-    seconds: float
-    """Time spent decoding; not encoding prompts, nor what a caller did between the tokens of a stream."""
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Output tokens of all requests over the time that decoding took, prompts included; 0 of nothing."""
-        return self.statistics.output_tokens / self.seconds if self.seconds else 0.0
-
-    def __len__(self) -> int:
-        return len(self.outputs)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.outputs[index]
-
-
-class TokenStream(Iterator[Emission]):
-    """A call in progress: iterate it for tokens of all requests as they come, then ask for its `result`.
-
-    It may be left and taken up again: no token is lost between.
-    """
-
-    def __init__(
-        self, llm: LLM, prompts: Sequence[Prompt], params: Sequence[SamplingParams], windows: WindowPolicy
-    ) -> None:
-        self._llm = llm
-        self._prompts = prompts
-        self._requests = [
-            [llm.new_request(prompt, one, where=f"prompt {index}") for one in each.each()]
-            for index, (prompt, each) in enumerate(zip(prompts, params, strict=True))
-        ]
-        self._scheduler = Scheduler(llm.executor, windows)
-        self._scheduler.add(request for requests in self._requests for request in requests)
-        self._seconds = 0.0
-        self._ready: deque[Emission] = deque()
-
-    @property
-    def most_tokens(self) -> int:
-        """Output tokens of all requests together, at most."""
-        return sum(request.statistics.output_tokens + request.remaining for each in self._requests for request in each)
-
-    def __next__(self) -> Emission:
-        """The next token of any request.
-
-        Raises:
-            UserError: a request ended in an error.
-        """
-        while not self._ready:
-            if self._scheduler.idle:
-                raise StopIteration
-            self._claim_slots()
-            started = time.perf_counter()
-            self._ready.extend(self._scheduler.step())
-            self._seconds += time.perf_counter() - started
-            for request in self._scheduler.ended:
-                if request.error is not None:
-                    raise UserError(request.error)
-        return self._ready.popleft()
-
-    def _claim_slots(self) -> None:
-        if self._scheduler.holds_slots and self._llm.slots_used_by is not self:
-            raise RuntimeError("another call has used this LLM's slots since; finish a stream before the next call")
-        self._llm.slots_used_by = self
-
-    def result(self) -> Generation:
-        """Decode whatever is left, and give everything."""
-        for _ in self:
-            pass
-        total = Statistics()
-        for requests in self._requests:
-            for request in requests:
-                total.add(request.statistics)
-        outputs = [
-            RequestOutput(prompt, requests[0].prompt, [CompletionOutput.of(request) for request in requests])
-            for prompt, requests in zip(self._prompts, self._requests, strict=True)
-        ]
-        return Generation(outputs, total, self._scheduler.target_passes, self._seconds)
 
 
 class LLM:
@@ -179,7 +54,7 @@ class LLM:
         self._remember = weakref.finalize(self, self._costs.save)
         self._compiler: GrammarCompiler | None = None
         self._compiler_lock = Lock()
-        self.slots_used_by: object = None
+        self.slots_used_by: Scheduler | None = None
         """Whose sequences are in the caches, a call's or a server's: one at a time has them."""
 
     def close(self) -> None:
@@ -232,7 +107,17 @@ class LLM:
             params = [params] * len(prompts)
         if len(params) != len(prompts):
             raise UserError(f"{len(params)} sampling parameters for {len(prompts)} prompts; give one, or one each")
-        return TokenStream(self, prompts, params, windows)
+        requests = [
+            [self.new_request(prompt, one, where=f"prompt {index}") for one in each.each()]
+            for index, (prompt, each) in enumerate(zip(prompts, params, strict=True))
+        ]
+        scheduler = Scheduler(self.executor, windows)
+        return TokenStream(prompts, requests, scheduler, partial(self._claim_slots, scheduler))
+
+    def _claim_slots(self, scheduler: Scheduler) -> None:
+        if scheduler.holds_slots and self.slots_used_by is not scheduler:
+            raise RuntimeError("another call has used this LLM's slots since; finish a stream before the next call")
+        self.slots_used_by = scheduler
 
     def windows(self, verify_window: int | None) -> WindowPolicy:
         """A window for all requests, or None: one that adapts, by what passes of this engine take on this machine.

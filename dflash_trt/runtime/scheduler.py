@@ -1,16 +1,17 @@
-"""Which request is in which slot: requests come in, are decoded together, and leave as each one ends."""
+"""Requests come in, are decoded together, and leave as each one ends."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from dflash_trt.errors import UserError
-from dflash_trt.runtime.kept import KeptSequences, Match, common_prefix
+from dflash_trt.runtime.kept import KeptSequences
 from dflash_trt.runtime.logprobs import TokenLogprobs
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import Sampling
+from dflash_trt.runtime.slots import Prefill, Slots
 from dflash_trt.runtime.speculative import Block, decode, prefill
 from dflash_trt.runtime.step import Executor
 from dflash_trt.runtime.waiting import WaitingQueue
@@ -29,17 +30,6 @@ class Emission:
     """The drafter guessed it and the target agreed."""
     logprobs: TokenLogprobs | None = None
     """Where the request's parameters ask for them."""
-
-
-@dataclass
-class Prefill:
-    """A prompt under way."""
-
-    request: Request
-    slot: int
-    sampling: Sampling
-    kv_len: int = 0
-    """Tokens of it that are in the slot's caches."""
 
 
 class Scheduler:
@@ -75,17 +65,11 @@ class Scheduler:
     ) -> None:
         self.waiting = WaitingQueue()
         self.prefilling: Prefill | None = None
-        self.running: list[Request] = []
         self.ended: list[Request] = []
         """Requests that the last step found or made ended, for whatever reason: each is here once."""
-        self.kept = KeptSequences()
         self.target_passes = 0
         self.window = 1
         """Of the last decode step, the most tokens that were verified for a request."""
-        self.prefix_queries = 0
-        """Prompt tokens of requests that got a slot, where prefixes are reused."""
-        self.prefix_hits = 0
-        """Those of them that were in the caches."""
         if max_batch_size is not None and not 1 <= max_batch_size <= executor.max_batch_size:
             raise UserError(
                 f"max_batch_size is {max_batch_size}, it must be 1 to the engine's max_batch_size of "
@@ -93,8 +77,8 @@ class Scheduler:
             )
         self.max_batch_size = executor.max_batch_size if max_batch_size is None else max_batch_size
         self._executor = executor
+        self._slots = Slots(executor, self.max_batch_size, reuse_prefixes=reuse_prefixes)
         self._windows = windows
-        self._reuse_prefixes = reuse_prefixes
         self._clock = clock
         self._sampling: Sampling | None = None
         self._cancelled_some = False
@@ -102,6 +86,26 @@ class Scheduler:
         """A prompt of a single chunk that runs before the rest of `prefilling`."""
         self._overtook = False
         """The last chunk was of such a one."""
+
+    @property
+    def running(self) -> list[Request]:
+        """Those that decode; request i is in slot i."""
+        return self._slots.running
+
+    @property
+    def kept(self) -> KeptSequences:
+        """What has ended and is still in its slot."""
+        return self._slots.kept
+
+    @property
+    def prefix_queries(self) -> int:
+        """See `Slots.prefix_queries`."""
+        return self._slots.prefix_queries
+
+    @property
+    def prefix_hits(self) -> int:
+        """See `Slots.prefix_hits`."""
+        return self._slots.prefix_hits
 
     def add(self, requests: Iterable[Request]) -> None:
         """Queue requests.
@@ -167,7 +171,9 @@ class Scheduler:
             return []
         emissions = _emit(prompt.request, block)
         if prompt.request.finish_reason is None:
-            self._start(prompt)
+            self._is_through(prompt)
+            self._slots.start(prompt)
+            self._sampling = None
         else:
             self._end_prompt(prompt)
         return emissions
@@ -177,64 +183,17 @@ class Scheduler:
         under_way = self.prefilling
         if under_way is None:
             if self.waiting and len(self.running) < self.max_batch_size:
-                self.prefilling = self._admit(self.waiting.pop())
+                self.prefilling = self._slots.admit(self.waiting.pop())
             return self.prefilling
         chunk = self._executor.max_num_tokens
         left = under_way.request.prompt_length - under_way.kv_len
         if not self._overtook and left > chunk and len(self.running) + 2 <= self.max_batch_size:
             short = self.waiting.pop_short(chunk, under_way.request.priority)
             if short is not None:
-                self._step_aside(under_way)
-                self._overtaking = self._admit(short)
+                self._slots.step_aside(under_way)
+                self._overtaking = self._slots.admit(short)
         self._overtook = self._overtaking is not None
         return self._overtaking or under_way
-
-    def _step_aside(self, prompt: Prefill) -> None:
-        """Leave the first slot behind those that decode to one who will decode before."""
-        if prompt.slot == len(self.running):
-            last = self.max_batch_size - 1
-            self._clear(last)
-            self._executor.move_slot(prompt.slot, last, prompt.kv_len)
-            prompt.slot = last
-
-    def _match(self, prompt: Sequence[int]) -> Match | None:
-        """What shares the most tokens with a prompt: a kept sequence, or one that is running and goes on."""
-        found = self.kept.match(prompt)
-        for slot, request in enumerate(self.running):
-            length = min(common_prefix(request.tokens, prompt), request.kv_len)
-            if length > (0 if found is None else found.length):
-                found = Match(slot, length, is_whole=False)
-        return found
-
-    def _admit(self, request: Request) -> Prefill:
-        """A slot for a request, and in it what it shares with another sequence.
-
-        The last token of a prompt is run in any case: what follows it is chosen from its logits.
-        """
-        match = None
-        if self._reuse_prefixes:
-            match = self._match(request.tokens[:-1])
-            self.prefix_queries += request.prompt_length
-        if match is not None and match.is_whole:
-            self.kept.take(slot := match.slot)
-        else:
-            free = self._free_slots()
-            slot = free[0] if free else self.kept.evict()
-            if match is not None and slot != match.slot:
-                self._executor.move_slot(match.slot, slot, match.length)
-        shared = 0 if match is None else match.length
-        self.prefix_hits += shared
-        return Prefill(request, slot, Sampling.of([request.params], [request.edits]), shared)
-
-    def _start(self, prompt: Prefill) -> None:
-        """Let a request decode. Others may have ended while its prompt ran, and left a hole before it."""
-        slot = len(self.running)
-        if slot < prompt.slot:
-            self._clear(slot)
-            self._executor.move_slot(prompt.slot, slot, prompt.kv_len)
-        self._is_through(prompt)
-        self.running.append(prompt.request)
-        self._sampling = None
 
     def _is_through(self, prompt: Prefill) -> None:
         if prompt is self.prefilling:
@@ -244,9 +203,8 @@ class Scheduler:
 
     def _end_prompt(self, prompt: Prefill) -> None:
         self._is_through(prompt)
+        self._slots.leave(prompt)
         self.ended.append(prompt.request)
-        if self._reuse_prefixes and prompt.request.error is None:
-            self.kept.keep(prompt.slot, prompt.request.tokens[: prompt.kv_len])
 
     def _decode(self) -> list[Emission]:
         if self._sampling is None:
@@ -269,45 +227,10 @@ class Scheduler:
         return emissions
 
     def _retire(self) -> None:
-        for slot in reversed(range(len(self.running))):
-            if self.running[slot].finish_reason is None:
-                continue
-            self.ended.append(self.running[slot])
-            if self._reuse_prefixes and self.running[slot].error is None:
-                self._keep(slot)
-            last = self.running.pop()
-            if slot < len(self.running):
-                self._executor.move_slot(len(self.running), slot, last.kv_len)
-                self.running[slot] = last
+        ended = self._slots.retire()
+        if ended:
+            self.ended += ended
             self._sampling = None
-
-    def _keep(self, slot: int) -> None:
-        """Keep the sequence of a running slot, which another may be about to fill."""
-        tokens = self.running[slot].tokens[: self.running[slot].kv_len]
-        home = slot
-        if slot < len(self.running) - 1:
-            free = self._free_slots() or ([self.kept.evict()] if self.kept else [])
-            if not free:
-                return
-            home = free[-1]
-            self._executor.move_slot(slot, home, len(tokens))
-        self.kept.keep(home, tokens)
-
-    def _clear(self, slot: int) -> None:
-        """Let a kept sequence go elsewhere; where no slot is free, the least recently used is lost."""
-        if slot not in self.kept:
-            return
-        free = self._free_slots() or [self.kept.evict()]
-        if free[-1] != slot:
-            tokens = self.kept.take(slot)
-            self._executor.move_slot(slot, free[-1], len(tokens))
-            self.kept.keep(free[-1], tokens)
-
-    def _free_slots(self) -> list[int]:
-        """Slots that hold nothing."""
-        under_way = [prompt.slot for prompt in (self.prefilling, self._overtaking) if prompt is not None]
-        behind = range(len(self.running), self.max_batch_size)
-        return [slot for slot in behind if slot not in self.kept and slot not in under_way]
 
 
 def _emit(request: Request, block: Block) -> list[Emission]:

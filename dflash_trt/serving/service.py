@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dflash_trt.errors import UserError
-from dflash_trt.runtime.llm import LLM, Prompt
+from dflash_trt.runtime.generation import Prompt
+from dflash_trt.runtime.llm import LLM
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.structured import StructuredOutputs
 from dflash_trt.serving.engine_thread import Answer, EngineThread, QueueFull, ShuttingDown

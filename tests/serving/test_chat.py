@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from openai.types.chat import ChatCompletionChunk
 
-from dflash_trt.runtime.llm import LLM, CompletionOutput
+from dflash_trt.runtime.generation import CompletionOutput
+from dflash_trt.runtime.llm import LLM
 from dflash_trt.runtime.sampling import SamplingParams
 from tests.serving.running_server import MESSAGES, RunningServer
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import openai
 
-from dflash_trt.runtime.llm import LLM, CompletionOutput
+from dflash_trt.runtime.generation import CompletionOutput
+from dflash_trt.runtime.llm import LLM
 from dflash_trt.runtime.sampling import SamplingParams
 from tests.conftest import Engines
 from tests.serving.running_server import RunningServer, running, wait_until
