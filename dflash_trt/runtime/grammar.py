@@ -6,18 +6,18 @@ import json
 import re
 from collections.abc import Collection
 
+import numpy
 import torch
 import xgrammar
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from dflash_trt.errors import UserError
+from dflash_trt.runtime.kept import common_prefix
 from dflash_trt.runtime.structured import MOST_WHITESPACE, StructuredOutputs
 
 _CACHE_BYTES = 256 * 2**20
 """For compiled forms: clients may send a new one with every request."""
-_WORD = 32
-"""Tokens of a word of a bitmask."""
 _WHERE = re.compile(r"^\[[\d:]+\] \S+:\d+: |Check failed: \(.*?\) is false: ")
 """Time, source file and condition before what xgrammar has to say."""
 
@@ -68,43 +68,48 @@ class GrammarCompiler:
 
 
 class GrammarMask:
-    """Makes tokens impossible that would take one request's output out of its form."""
+    """Makes tokens impossible that would take one request's output out of its form.
+
+    The matcher goes ahead of the output along the guesses, and stays there: drafting, which asks for one place after
+    the other, verification, and what is then emitted of it share one walk, and only what turned out otherwise is taken
+    back.
+
+    Args:
+        matcher: at the beginning of the form.
+        tokenizer: its own.
+    """
 
     def __init__(self, matcher: xgrammar.GrammarMatcher, tokenizer: xgrammar.TokenizerInfo) -> None:
         self._matcher = matcher
         self._vocab_size = tokenizer.vocab_size
         self._stop_token_ids = tokenizer.stop_token_ids
-        self._bits = xgrammar.allocate_token_bitmask(1, self._vocab_size)
+        self._ahead: list[int] = []
+        """Guesses after the output that the matcher has accepted."""
+        self._masks: list[Tensor] = []
+        """[V] bool, whether each token may follow the output, one guess, two, ...; of each place once it is reached."""
 
     @property
     def allows_any(self) -> bool:
         """Whether any token may come next."""
-        return bool(self._next().any())
+        self._reach()
+        return bool(self._masks[0].any())
 
     @property
     def is_complete(self) -> bool:
         """Whether nothing may come next but an end."""
-        if self._matcher.is_terminated():
+        self._reach()
+        if not self._masks:
             return True
-        allowed = self._next()
-        may_end = bool(allowed[self._stop_token_ids].any())
-        allowed[self._stop_token_ids] = False
-        return may_end and not bool(allowed.any())
+        ends = int(self._masks[0][self._stop_token_ids].count_nonzero())
+        return ends > 0 and int(self._masks[0].count_nonzero()) == ends
 
     def apply(self, logits: Tensor, guesses: Tensor) -> Tensor:
         """See `RowEdit.apply`. Rows after a guess that does not fit are left as they are: none is looked at."""
-        before, walked = len(guesses) - len(logits) + 1, 0
-        edited = logits.clone()
-        for index in range(len(guesses) + 1):
-            if self._matcher.is_terminated():
-                break
-            if index >= before:
-                edited[index - before, ~self._next().to(logits.device)] = float("-inf")
-            if index == len(guesses) or not self._matcher.accept_token(int(guesses[index])):
-                break
-            walked += 1
-        self._matcher.rollback(walked)
-        return edited
+        self._walk(guesses.tolist())
+        first = len(guesses) - len(logits) + 1
+        masks = self._masks[first : len(guesses) + 1]
+        masks += [torch.ones(self._vocab_size, dtype=torch.bool)] * (len(logits) - len(masks))
+        return torch.where(torch.stack(masks).to(logits.device), logits, float("-inf"))
 
     def record(self, token: int) -> None:
         """Take an emitted token.
@@ -112,13 +117,42 @@ class GrammarMask:
         Raises:
             UserError: it does not fit.
         """
-        if not self._matcher.accept_token(token):
-            raise UserError(f"the output left its form with token {token}")
+        if self._ahead[:1] != [token]:
+            self._turn_back(0)
+            if not self._accept(token):
+                raise UserError(f"the output left its form with token {token}")
+        del self._ahead[0], self._masks[:1]
 
-    def _next(self) -> Tensor:
-        """[V] bool, whether each token may come next."""
-        self._matcher.fill_next_token_bitmask(self._bits)
-        return ((self._bits[0, :, None] >> torch.arange(_WORD)) & 1).bool().flatten()[: self._vocab_size]
+    def _walk(self, guesses: list[int]) -> None:
+        """Go along guesses as far as they fit, from where they leave the walk before."""
+        self._reach()
+        shared = common_prefix(self._ahead, guesses)
+        if shared == len(guesses):
+            return
+        self._turn_back(shared)
+        for guess in guesses[shared:]:
+            if not self._accept(guess):
+                return
+            self._reach()
+
+    def _turn_back(self, length: int) -> None:
+        self._matcher.rollback(len(self._ahead) - length)
+        del self._ahead[length:], self._masks[length + 1 :]
+
+    def _accept(self, token: int) -> bool:
+        accepted = not self._matcher.is_terminated() and self._matcher.accept_token(token)
+        if accepted:
+            self._ahead.append(token)
+        return accepted
+
+    def _reach(self) -> None:
+        """Note what may come where the matcher is, once, and nothing after an end."""
+        if len(self._masks) == len(self._ahead) and not self._matcher.is_terminated():
+            bits = xgrammar.allocate_token_bitmask(1, self._vocab_size)
+            self._matcher.fill_next_token_bitmask(bits)
+            # Several times faster than xgrammar's own kernel for CPUs, which has no float64 either.
+            allowed = numpy.unpackbits(bits.numpy().view(numpy.uint8)[0], count=self._vocab_size, bitorder="little")
+            self._masks.append(torch.from_numpy(allowed).bool())
 
 
 def _tokens_of(
