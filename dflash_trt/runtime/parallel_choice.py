@@ -72,10 +72,14 @@ def whole_rows(ranks: Ranks, logits: Tensor, vocab_size: int) -> Tensor:
     return ranks.all_gather(logits).movedim(0, -2).flatten(-2)[..., :vocab_size]
 
 
-def overflow(dtype: torch.dtype) -> str:
-    """What to say of logits that are not finite."""
-    narrow = str(dtype).removeprefix("torch.")
-    return f"the target's values overflow {narrow}; build the engine with --dtype bfloat16 or float32"
+def not_finite(dtype: torch.dtype) -> str:
+    """What to say of logits that are not, and what helps."""
+    if dtype == torch.float16:
+        return "the target's logits are not finite in float16; build the engine with --dtype bfloat16 or float32"
+    return (
+        f"the target's logits are not finite in {str(dtype).removeprefix('torch.')}: weights are damaged or scales "
+        "wrong; check the checkpoint with dflash-trt inspect, and build the engine again"
+    )
 
 
 def _choose_from_rows(

@@ -13,7 +13,7 @@ from dflash_trt.engine.config import EngineConfig
 from dflash_trt.ops.ranks import ALONE, Ranks
 from dflash_trt.runtime.engine_io import CacheStorage, EngineIO, Sizes
 from dflash_trt.runtime.kernel_choice import choose_by_kernels
-from dflash_trt.runtime.parallel_choice import choose_among_ranks, overflow, verify_among_ranks
+from dflash_trt.runtime.parallel_choice import choose_among_ranks, not_finite, verify_among_ranks
 from dflash_trt.runtime.sampling import Sampling
 from dflash_trt.runtime.step import Step, Verified
 
@@ -91,7 +91,7 @@ class TensorRTExecutor:
         for slot, first in step.spoiled(chosen, verified):
             for caches in self._caches.values():
                 caches.clear(slot, first)
-        return verified.with_errors(overflow(tensors["logits"].dtype))
+        return verified.with_errors(not_finite(tensors["logits"].dtype))
 
     def _verified(self, tensors: Mapping[str, Tensor], step: Step) -> tuple[Tensor, Verified]:
         chosen, accepted, following = self._chosen(

@@ -13,7 +13,7 @@ from dflash_trt.models.sharding import kv_heads
 from dflash_trt.ops.base import LayerCache, Span
 from dflash_trt.ops.ranks import ALONE, Ranks
 from dflash_trt.ops.torch_ops import TorchOps
-from dflash_trt.runtime.parallel_choice import choose_among_ranks, overflow, verify_among_ranks
+from dflash_trt.runtime.parallel_choice import choose_among_ranks, not_finite, verify_among_ranks
 from dflash_trt.runtime.sampling import Sampling, choose
 from dflash_trt.runtime.step import Step, Verified
 
@@ -54,7 +54,7 @@ class TorchExecutor:
         chosen, verified = verify_among_ranks(self._ranks, logits, self.pair.target.vocab_size, step)
         for slot, first in step.spoiled(chosen, verified):
             self._clear(slot, first)
-        return verified.with_errors(overflow(logits.dtype))
+        return verified.with_errors(not_finite(logits.dtype))
 
     @torch.inference_mode()
     def draft(self, anchors: Tensor, kv_len: Tensor, slots: Tensor, sampling: Sampling, count: int) -> Tensor:

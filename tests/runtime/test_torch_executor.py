@@ -122,6 +122,6 @@ def test_overflow_is_refused(tmp_path: Path) -> None:
     tensors = load_file(file)
     save_file({name: t * 1000 if "down_proj" in name or "up_proj" in name else t for name, t in tensors.items()}, file)
     options = tmp_path / "engine", tmp_path / "target", tmp_path / "drafter"
-    with pytest.raises(UserError, match="overflow float16; build the engine with --dtype bfloat16"):
+    with pytest.raises(UserError, match="not finite in float16; build the engine with --dtype bfloat16"):
         build_pair(*options, dtype="float16").generate([[5, 6]], SamplingParams(max_tokens=4))
     assert build_pair(*options, dtype="float32").generate([[5, 6]], SamplingParams(max_tokens=4))[0].outputs
