@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from dflash_trt.errors import UserError
 from dflash_trt.runtime.kept import KeptSequences
@@ -36,9 +37,10 @@ class Scheduler:
     """In-flight batching over an executor's slots: a step is one chunk of one prompt, then one pass of all that decode.
 
     Prompts are run one after the other, by priority and then first come, first served. One of many chunks shares its
-    turns with those of a single one, so that nobody who asks something short waits until it is through: they overtake
-    it every other step. Requests that decode keep to the front: request i of `running` is in slot i, and when one ends,
-    the last one moves into its slot. A prompt under way is somewhere behind them, and so are kept sequences.
+    turns with those of a single one, or of which the caches have all but that, so that nobody who asks something short
+    waits until it is through: they overtake it every other step. Requests that decode keep to the front: request i of
+    `running` is in slot i, and when one ends, the last one moves into its slot. A prompt under way is somewhere behind
+    them, and so are kept sequences.
 
     For one thread: what adds and cancels is what steps.
 
@@ -82,10 +84,8 @@ class Scheduler:
         self._clock = clock
         self._sampling: Sampling | None = None
         self._cancelled_some = False
-        self._overtaking: Prefill | None = None
-        """A prompt of a single chunk that runs before the rest of `prefilling`."""
         self._overtook = False
-        """The last chunk was of such a one."""
+        """The last chunk was of a prompt that ran before the rest of `prefilling`."""
 
     @property
     def running(self) -> list[Request]:
@@ -120,7 +120,7 @@ class Scheduler:
                     f"a request of up to {request.limit} tokens does not fit the engine's max_seq_len of "
                     f"{self._executor.max_seq_len}"
                 )
-            self.waiting.push(request)
+            self.waiting.push(request, is_short=self._slots.is_short(request))
 
     def cancel(self, request: Request) -> None:
         """End a request as it is: it emits nothing more, and the next step frees its slot. One that ended stays so."""
@@ -182,24 +182,27 @@ class Scheduler:
         """The prompt that runs a chunk now."""
         under_way = self.prefilling
         if under_way is None:
+            self._overtook = False
             if self.waiting and len(self.running) < self.max_batch_size:
                 self.prefilling = self._slots.admit(self.waiting.pop())
             return self.prefilling
-        chunk = self._executor.max_num_tokens
+        short = None if self._overtook else self._next_short(under_way)
+        self._overtook = short is not None
+        if short is None:
+            return under_way
+        self._slots.step_aside(under_way)
+        return self._slots.admit(short)
+
+    def _next_short(self, under_way: Prefill) -> Request | None:
+        """Who may overtake a prompt: one that is through in this step, and has a slot to go on in."""
         left = under_way.request.prompt_length - under_way.kv_len
-        if not self._overtook and left > chunk and len(self.running) + 2 <= self.max_batch_size:
-            short = self.waiting.pop_short(chunk, under_way.request.priority)
-            if short is not None:
-                self._slots.step_aside(under_way)
-                self._overtaking = self._slots.admit(short)
-        self._overtook = self._overtaking is not None
-        return self._overtaking or under_way
+        if left <= self._executor.max_num_tokens or len(self.running) + 2 > self.max_batch_size:
+            return None
+        return self.waiting.pop_short(under_way.request.priority, partial(self._slots.is_short, before=under_way))
 
     def _is_through(self, prompt: Prefill) -> None:
         if prompt is self.prefilling:
             self.prefilling = None
-        else:
-            self._overtaking = None
 
     def _end_prompt(self, prompt: Prefill) -> None:
         self._is_through(prompt)

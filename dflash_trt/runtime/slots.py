@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dflash_trt.runtime.kept import KeptSequences, Match, common_prefix
@@ -46,34 +45,42 @@ class Slots:
         self._reuse_prefixes = reuse_prefixes
 
     def admit(self, request: Request) -> Prefill:
-        """A slot for a request, and in it what it shares with another sequence.
-
-        The last token of a prompt is run in any case: what follows it is chosen from its logits.
-        """
-        match = None
-        if self._reuse_prefixes:
-            match = self._match(request.tokens[:-1])
-            self.prefix_queries += request.prompt_length
+        """A slot for a request, and in it what it shares with another sequence."""
+        match = self._match(request)
+        shared = 0 if match is None else match.length
         if match is not None and match.is_whole:
             self.kept.take(slot := match.slot)
         else:
-            free = self._free()
-            slot = free[0] if free else self.kept.evict()
+            slot = len(self.running)
+            self._clear(slot)
             if match is not None and slot != match.slot:
-                self._executor.move_slot(match.slot, slot, match.length)
-        shared = 0 if match is None else match.length
-        self.prefix_hits += shared
+                self._executor.move_slot(match.slot, slot, shared)
+        if self._reuse_prefixes:
+            self.prefix_queries += request.prompt_length
+            self.prefix_hits += shared
         prompt = Prefill(request, slot, Sampling.of([request.params], [request.edits]), shared)
         self.prompts.append(prompt)
         return prompt
 
+    def is_short(self, request: Request, *, before: Prefill | None = None) -> bool:
+        """Whether what the caches do not have of a prompt is a single chunk, also once `before` has stepped aside."""
+        chunk = self._executor.max_num_tokens
+        if request.prompt_length <= chunk:
+            return True
+        match = self._match(request)
+        if match is None or request.prompt_length - match.length > chunk:
+            return False
+        in_the_way = before is not None and before.slot == len(self.running)
+        is_lost = in_the_way and match.slot in self.kept and len(self.kept) == 1 and not self._free()
+        return not is_lost
+
     def step_aside(self, prompt: Prefill) -> None:
         """Leave the first slot behind those that decode to one who will decode before."""
         if prompt.slot == len(self.running):
-            last = self.count - 1
-            self._clear(last)
-            self._executor.move_slot(prompt.slot, last, prompt.kv_len)
-            prompt.slot = last
+            free = self._free()
+            slot = free[-1] if free else self.kept.evict()
+            self._executor.move_slot(prompt.slot, slot, prompt.kv_len)
+            prompt.slot = slot
 
     def start(self, prompt: Prefill) -> None:
         """Let a request decode. Others may have ended while its prompt ran, and left a hole before it."""
@@ -105,11 +112,17 @@ class Slots:
                 self.running[slot] = last
         return ended
 
-    def _match(self, prompt: Sequence[int]) -> Match | None:
-        """What shares the most tokens with a prompt: a kept sequence, or one that is running and goes on."""
+    def _match(self, request: Request) -> Match | None:
+        """What shares the most tokens with a prompt: a kept sequence, or one that is running and goes on.
+
+        The last token of a prompt is run in any case: what follows it is chosen from its logits.
+        """
+        if not self._reuse_prefixes:
+            return None
+        prompt = request.tokens[: request.prompt_length - 1]
         found = self.kept.match(prompt)
-        for slot, request in enumerate(self.running):
-            length = min(common_prefix(request.tokens, prompt), request.kv_len)
+        for slot, other in enumerate(self.running):
+            length = min(common_prefix(other.tokens, prompt), other.kv_len)
             if length > (0 if found is None else found.length):
                 found = Match(slot, length, is_whole=False)
         return found

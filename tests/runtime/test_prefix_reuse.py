@@ -54,6 +54,14 @@ def test_the_least_recently_used_makes_room() -> None:
     assert {tokens[0] for tokens in scheduler.kept.tokens.values()} == {100, 300}
 
 
+def test_nothing_goes_while_there_is_room() -> None:
+    """Whatever slot a prompt runs in and goes on in, as many are kept as there are slots."""
+    scheduler = Scheduler(SimulatedExecutor(3), FixedWindow(4), reuse_prefixes=True)
+    for count, start in enumerate((100, 200, 300), 1):
+        ended(scheduler, list(range(start, start + 9)), 1 + count)
+        assert len(scheduler.kept) == count
+
+
 def test_nothing_is_kept_unless_asked() -> None:
     scheduler = Scheduler(SimulatedExecutor(2), FixedWindow(4))
     for _ in range(2):

@@ -234,41 +234,6 @@ def test_a_hundred_thousand_requests_leave_nothing_behind() -> None:
     assert max(objects) - min(objects) < 5_000, objects
 
 
-def test_a_short_prompt_overtakes_a_long_one() -> None:
-    executor = SimulatedExecutor(3, max_num_tokens=4)
-    scheduler = Scheduler(executor, FixedWindow(1))
-    long = request(list(range(100, 140)), 3)
-    scheduler.add([long])
-    scheduler.step()
-    short = [request([50 + index], 30, seed=index) for index in range(4)]
-    scheduler.add(short)
-    assert short[0] in {emission.request for emission in scheduler.step()}
-    executor.passes.clear()
-    scheduler.step()
-    assert executor.passes[0].q_len == [4], "the long one has the turn after that"
-    run(scheduler)
-    assert long.output == expected_output(long.prompt, 3)
-    assert [one.output for one in short] == [expected_output([50 + index], 30, seed=index) for index in range(4)]
-
-
-def test_short_prompts_do_not_starve_a_long_one() -> None:
-    scheduler = Scheduler(SimulatedExecutor(4, max_num_tokens=2), FixedWindow(1))
-    long = request(list(range(100, 120)), 1)
-    scheduler.add([long])
-    for _ in range(2 * 10):
-        scheduler.add([request([50], 1)])
-        scheduler.step()
-    assert long.finish_reason is not None
-
-
-def test_a_less_urgent_prompt_does_not_overtake() -> None:
-    scheduler = Scheduler(SimulatedExecutor(4, max_num_tokens=2), FixedWindow(1))
-    scheduler.add([request(list(range(100, 120)), 1, priority=0)])
-    scheduler.step()
-    scheduler.add([request([50], 1, priority=1)])
-    assert [scheduler.step() for _ in range(8)] == [[]] * 8
-
-
 @pytest.mark.parametrize("slots", [0, 3])
 def test_more_slots_than_there_are_are_refused(slots: int) -> None:
     with pytest.raises(UserError, match=f"max_batch_size is {slots}.* 2$"):

@@ -50,6 +50,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             reuse_prefixes=reuse,
             clock=lambda: self.now,
         )
+        self.reuses = reuse
         self.all: list[Expected] = []
         self.steps = 0
         self.overtook = False
@@ -100,15 +101,19 @@ class SchedulerMachine(RuleBasedStateMachine):
                 one.finish_reason = "deadline"
         in_slots = {id(each) for each in self.scheduler.running}
         running = [one for one in self.all if id(one.request) in in_slots and one.finish_reason is None]
-        turn = self._turn(in_slots)
+        turns = self._turns(in_slots)
+        prompt = self.scheduler.prefilling
+        under_way = [one for one in self.all if prompt and one.request is prompt.request and one.finish_reason is None]
         self.executor.passes.clear()
         emissions = self.scheduler.step()
+        turn = self._turn(turns, emissions)
+        self.overtook = under_way != [] and turn is not under_way[0]
         self._take(emissions)
         self._check_passes(running, turn, emissions)
         self._check_ended()
 
-    def _turn(self, in_slots: set[int]) -> Expected | None:
-        """Whose prompt runs next, if any."""
+    def _turns(self, in_slots: set[int]) -> list[Expected]:
+        """Whose prompt may run next: of several, the last unless the caches have enough of one before it."""
         open_ones = [one for one in self.all if one.finish_reason is None and id(one.request) not in in_slots]
         under_way = self.scheduler.prefilling
         decoding = sum(one.finish_reason is None for one in self.all) - len(open_ones)
@@ -117,16 +122,24 @@ class SchedulerMachine(RuleBasedStateMachine):
             if under_way is not None and one.request is under_way.request:
                 chunk = self.executor.max_num_tokens
                 may_be_overtaken = not self.overtook and one.request.prompt_length - under_way.kv_len > chunk
-                short = [
-                    other
-                    for other in open_ones
-                    if other.request.prompt_length <= chunk and other.request.priority <= one.request.priority
+                if not may_be_overtaken or decoding + 2 > self.max_batch_size:
+                    return [one]
+                others = [
+                    other for other in open_ones if other is not one and other.request.priority <= one.request.priority
                 ]
-                self.overtook = bool(may_be_overtaken and short and decoding + 2 <= self.max_batch_size)
-                return short[0] if self.overtook else one
+                short = [index for index, other in enumerate(others) if other.request.prompt_length <= chunk]
+                before = others[: short[0] + 1] if short else [*others, one]
+                return before if self.reuses else before[-1:]
         if decoding == self.max_batch_size:
-            return None
-        return open_ones[0] if open_ones else None
+            return []
+        return open_ones[:1]
+
+    def _turn(self, turns: list[Expected], emissions: list[Emission]) -> Expected | None:
+        """Whose prompt has run: one that began to emit has, and one that overtakes is through at once."""
+        first = {id(emission.request) for emission in emissions}
+        through = [one for one in turns if id(one.request) in first]
+        assert len(through) <= 1
+        return (through or turns[-1:] or [None])[0]
 
     def _take(self, emissions: list[Emission]) -> None:
         for emission in emissions:
