@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.scheduler import Scheduler
 from dflash_trt.runtime.structured import MOST_WHITESPACE, StructuredOutputs
 from dflash_trt.runtime.window import FixedWindow
+from tests.conftest import TINY, build_pair
 
 FORMS = [
     (StructuredOutputs(regex="[a-f]{3,5}"), "[a-f]{3,5}"),
@@ -165,6 +167,37 @@ def test_threads_share_one_compiler(llms: dict[str, LLM]) -> None:
         made = list(pool.map(lambda one: llm.new_request("a", one, where="here"), params))
         run(llm, made, 1)
     assert [one.text for one in made] == ["ab", "aab", "aaab", "aaaab"]
+
+
+@pytest.mark.parametrize("temperature", [0.01, 100.0])
+def test_float32_stays_in_a_form_at_any_temperature(tmp_path: Path, temperature: float) -> None:
+    """What is impossible stays so, and is not NaN, however far logits are stretched or pressed together."""
+    with build_pair(tmp_path, TINY / "target", TINY / "drafter", dtype="float32") as llm:
+        params = [
+            SamplingParams(max_tokens=90, temperature=temperature, n=4, seed=seed, structured_outputs=form, **filters)
+            for seed, (form, _) in enumerate(FORMS)
+            for filters in ({}, {"top_p": 0.9, "min_p": 0.01}, {"top_k": 2, "logit_bias": {40: 100.0, 41: -100.0}})
+        ]
+        outputs = llm.generate(["Once upon a time"] * len(params), params, verify_window=llm.executor.block_size)
+    for index, output in enumerate(outputs):
+        for completion in output.outputs:
+            assert completion.finish_reason == "stop"
+            assert re.fullmatch(FORMS[index // 3][1], completion.text)
+
+
+def test_forms_that_nobody_needs_are_forgotten(llms: dict[str, LLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients may send a new one with every request."""
+    llm, limit = llms["tiny"], 1 << 18
+    config = llm.engine.config.pretrained_config
+    roomy = GrammarCompiler(llm.tokenizer, config.vocab_size, config.eos_token_ids)
+    monkeypatch.setattr("dflash_trt.runtime.grammar._CACHE_BYTES", limit)
+    tight = GrammarCompiler(llm.tokenizer, config.vocab_size, config.eos_token_ids)
+    for index in range(300):
+        form = StructuredOutputs(regex=f"{index}[a-z]{{1,9}}( x|y){{3}}{index}")
+        roomy.mask(form)
+        tight.mask(form)
+        assert 0 < tight._compiler.get_cache_size_bytes() <= limit
+    assert roomy._compiler.get_cache_size_bytes() > 4 * limit
 
 
 def run(llm: LLM, requests: list[Request], window: int) -> None:

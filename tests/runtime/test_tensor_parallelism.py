@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from dflash_trt.engine.build import build_engine
 from dflash_trt.engine.directory import Engine
 from dflash_trt.errors import UserError
 from dflash_trt.runtime.sampling import SamplingParams
+from dflash_trt.runtime.structured import StructuredOutputs
 from tests.conftest import QUANTIZED, TINY, Engines
 from tests.models.test_dflash import as_speculators
 from tests.runtime.rank_threads import parallel_executor
@@ -122,3 +125,42 @@ def test_what_one_rank_cannot_represent_is_refused_by_all_and_the_next_call_work
             llm.generate([[5, 6]], params)
         head[3, 0] = kept
         assert tokens_of(llm, [[5, 6]], [params], 1) == expected
+
+
+@pytest.mark.parametrize("window", [1, 8])
+def test_edits_and_logprobs_are_those_of_one_rank(
+    llms: Engines, tmp_path: Path, window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which only rank 0 has: all together in one batch, greedy and sampled."""
+    llm = llms["tiny"]
+    forms = [
+        StructuredOutputs(regex="[a-f]{9,12}"),
+        StructuredOutputs(json={"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}),
+        None,
+    ]
+    params = [
+        SamplingParams(
+            max_tokens=60,
+            temperature=temperature,
+            seed=4,
+            structured_outputs=form,
+            logit_bias={token: (-1) ** token * 7.0 for token in range(40, 90)},
+            min_tokens=6,
+            logprobs=3,
+        )
+        for form in forms
+        for temperature in (0.0, 1.2)
+    ]
+    prompts = ["Once upon a time"] * len(params)
+    one = [output.outputs[0] for output in llm.generate(prompts, params, verify_window=1)]
+    with parallel_executor(with_ranks(llms, "tiny", 2, tmp_path)) as executor:
+        monkeypatch.setattr(llm, "executor", executor)
+        two = [output.outputs[0] for output in llm.generate(prompts, params, verify_window=window)]
+    for expected, found in zip(one, two, strict=True):
+        assert (found.token_ids, found.text) == (expected.token_ids, expected.text)
+        for ours, theirs in zip(expected.logprobs or (), found.logprobs or (), strict=True):
+            assert [token for token, _ in theirs.top] == [token for token, _ in ours.top]
+            values = [theirs.logprob, *(value for _, value in theirs.top)]
+            assert values == pytest.approx([ours.logprob, *(value for _, value in ours.top)], abs=1e-9)
+    assert all(re.fullmatch("[a-f]{9,12}", each.text) for each in two[:2])
+    assert all(isinstance(json.loads(each.text)["a"], bool) for each in two[2:4])
