@@ -32,7 +32,6 @@ class Slots:
     """
 
     def __init__(self, executor: Executor, count: int, *, reuse_prefixes: bool) -> None:
-        self.count = count
         self.running: list[Request] = []
         self.prompts: list[Prefill] = []
         """Those under way."""
@@ -42,6 +41,7 @@ class Slots:
         self.prefix_hits = 0
         """Those of them that were in the caches."""
         self._executor = executor
+        self._count = count
         self._reuse_prefixes = reuse_prefixes
 
     def admit(self, request: Request) -> Prefill:
@@ -63,7 +63,10 @@ class Slots:
         return prompt
 
     def is_short(self, request: Request, *, before: Prefill | None = None) -> bool:
-        """Whether what the caches do not have of a prompt is a single chunk, also once `before` has stepped aside."""
+        """Whether what the caches do not have of a prompt is a single chunk, also once `before` has stepped aside.
+
+        What the caches have of it counts as used, and stays longest.
+        """
         chunk = self._executor.max_num_tokens
         if request.prompt_length <= chunk:
             return True
@@ -152,5 +155,5 @@ class Slots:
     def _free(self) -> list[int]:
         """Slots that hold nothing."""
         under_way = [prompt.slot for prompt in self.prompts]
-        behind = range(len(self.running), self.count)
+        behind = range(len(self.running), self._count)
         return [slot for slot in behind if slot not in self.kept and slot not in under_way]
