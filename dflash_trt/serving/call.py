@@ -10,7 +10,7 @@ from typing import Any
 
 from dflash_trt.runtime.request import Request, Statistics
 from dflash_trt.runtime.scheduler import Emission
-from dflash_trt.serving.engine_thread import Answer
+from dflash_trt.serving.answer import Answer
 from dflash_trt.serving.errors import ApiError
 from dflash_trt.serving.protocol import CommonRequest
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
 from threading import Thread
 
 from dflash_trt.runtime.request import Request, Statistics
-from dflash_trt.runtime.scheduler import Emission, Scheduler
+from dflash_trt.runtime.scheduler import Scheduler
+from dflash_trt.serving.answer import Answer, Progress, ShuttingDown
+from dflash_trt.serving.snapshot import Snapshot
 
 _PATIENCE = 5.0
 """Seconds that a thread whose engine has failed gets to end: it may hang in an exchange with a rank that is gone."""
@@ -19,86 +20,6 @@ _PATIENCE = 5.0
 
 class QueueFull(Exception):
     """More requests wait than may."""
-
-
-class ShuttingDown(Exception):
-    """No request is taken any more, or the engine has ended."""
-
-
-@dataclass(frozen=True)
-class Progress:
-    """What one or more steps made of some requests."""
-
-    emissions: list[Emission]
-    ended: list[Request]
-    window: int = 0
-    """Tokens that the pass of one step verified for a request, at most; 0 where that is not told."""
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """The scheduler between two steps."""
-
-    running: int
-    """Requests in slots, their prompts under way or not."""
-    waiting: int
-    cached_tokens: int
-    """Positions of slots that running requests fill."""
-    window: int
-    """Tokens that the last pass verified for a request, at most."""
-    prefix_queries: int
-    prefix_hits: int
-    statistics: Statistics
-    """Of all requests so far."""
-
-
-class Answer:
-    """The requests of one call while the engine makes their output: iterate it until all have ended.
-
-    What its reader has not taken yet is held here, at most the requests' own tokens.
-    """
-
-    def __init__(self, requests: Sequence[Request]) -> None:
-        self.requests = requests
-        self._to_come = len(requests)
-        self._held = Progress([], [])
-        self._changed = asyncio.Event()
-        self._given_up = False
-
-    def __aiter__(self) -> Answer:
-        return self
-
-    async def __anext__(self) -> Progress:
-        """All that came since the last time.
-
-        Raises:
-            ShuttingDown: the engine has ended before them.
-        """
-        while not self._held.emissions and not self._held.ended:
-            if self._to_come == 0:
-                raise StopAsyncIteration
-            if self._given_up:
-                raise ShuttingDown("the engine has ended")
-            self._changed.clear()
-            await self._changed.wait()
-        progress, self._held = self._held, Progress([], [])
-        self._to_come -= len(progress.ended)
-        return progress
-
-    def emit(self, emission: Emission) -> None:
-        """One of its requests emitted a token."""
-        self._held.emissions.append(emission)
-        self._changed.set()
-
-    def end(self, request: Request) -> None:
-        """One of its requests ended."""
-        self._held.ended.append(request)
-        self._changed.set()
-
-    def give_up(self) -> None:
-        """Nothing more will come."""
-        self._given_up = True
-        self._changed.set()
 
 
 class EngineThread:
@@ -259,21 +180,7 @@ class EngineThread:
         self._stopping = True
 
     def _look(self) -> Snapshot:
-        scheduler, statistics = self._scheduler, Statistics()
-        statistics.add(self._ended_statistics)
-        for request in scheduler.running:
-            statistics.add(request.statistics)
-        prefilling = scheduler.prefilling
-        return Snapshot(
-            running=len(scheduler.running) + (prefilling is not None),
-            waiting=len(scheduler.waiting),
-            cached_tokens=sum(request.kv_len for request in scheduler.running)
-            + (prefilling.kv_len if prefilling is not None else 0),
-            window=scheduler.window,
-            prefix_queries=scheduler.prefix_queries,
-            prefix_hits=scheduler.prefix_hits,
-            statistics=statistics,
-        )
+        return Snapshot.of(self._scheduler, self._ended_statistics)
 
     # What follows runs in the event loop, for the thread.
 

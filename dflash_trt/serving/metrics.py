@@ -10,7 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from dflash_trt.runtime.request import Request
-from dflash_trt.serving.engine_thread import Progress, Snapshot
+from dflash_trt.serving.answer import Progress
+from dflash_trt.serving.snapshot import Snapshot
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 

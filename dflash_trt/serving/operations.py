@@ -9,7 +9,7 @@ from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from dflash_trt import __version__
-from dflash_trt.serving.engine_thread import ShuttingDown
+from dflash_trt.serving.answer import ShuttingDown
 from dflash_trt.serving.errors import ApiError
 from dflash_trt.serving.metrics import Metrics
 from dflash_trt.serving.service import Service

@@ -12,7 +12,8 @@ from dflash_trt.runtime.generation import Prompt
 from dflash_trt.runtime.llm import LLM
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.structured import StructuredOutputs
-from dflash_trt.serving.engine_thread import Answer, EngineThread, QueueFull, ShuttingDown
+from dflash_trt.serving.answer import Answer, ShuttingDown
+from dflash_trt.serving.engine_thread import EngineThread, QueueFull
 from dflash_trt.serving.errors import ApiError
 from dflash_trt.serving.formats import Formats
 from dflash_trt.serving.invalid_field import InvalidField

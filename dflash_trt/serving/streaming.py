@@ -14,8 +14,9 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from dflash_trt.serving.answer import Answer, Progress, ShuttingDown
 from dflash_trt.serving.call import Call, require_end
-from dflash_trt.serving.engine_thread import Answer, EngineThread, Progress, ShuttingDown
+from dflash_trt.serving.engine_thread import EngineThread
 from dflash_trt.serving.errors import ApiError
 
 _LOGGER = logging.getLogger(__name__)

@@ -15,9 +15,10 @@ import uvicorn
 
 from dflash_trt.runtime.llm import LLM
 from dflash_trt.serving.app import create_app
-from dflash_trt.serving.engine_thread import EngineThread, Snapshot
+from dflash_trt.serving.engine_thread import EngineThread
 from dflash_trt.serving.server import bind
 from dflash_trt.serving.settings import ServerSettings
+from dflash_trt.serving.snapshot import Snapshot
 
 DIARY = "Write the diary of Bruno the teacher, who seeks the golden boat. Begin on Saturday in the market."
 MESSAGES: list[Any] = [{"role": "user", "content": DIARY}]
