@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Response
@@ -107,16 +107,12 @@ def chat_router(service: Service) -> APIRouter:
 
     @router.post("/v1/chat/completions")
     async def create_chat_completion(body: ChatRequest, http: HttpRequest) -> Response:
-        service.require_model(body.model)
-        call = await asyncio.to_thread(_prepare, service, body)
-        answer = service.submit([choice.request for choice in call.choices])
-        return await respond(http, service.engine, answer, call)
+        return await respond(http, service, body, partial(_prepare, service, body))
 
     return router
 
 
 def _prepare(service: Service, body: ChatRequest) -> Call:
-    service.require_capacity(1, body.n or 1)
     tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
     choice = body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice
     use = read_tool_use(tools, choice, body.parallel_tool_calls)

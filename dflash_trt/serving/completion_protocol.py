@@ -33,6 +33,11 @@ class CompletionRequest(CommonRequest):
             return [self.prompt]
         return cast("list[str] | list[list[int]]", self.prompt)
 
+    @property
+    def prompt_count(self) -> int:
+        """See `CommonRequest.prompt_count`."""
+        return len(self.prompts)
+
     def own_params(self) -> dict[str, Any]:
         """See `CommonRequest.own_params`.
 

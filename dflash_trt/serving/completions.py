@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Response
@@ -71,10 +71,7 @@ def completions_router(service: Service) -> APIRouter:
 
     @router.post("/v1/completions")
     async def create_completion(body: CompletionRequest, http: HttpRequest) -> Response:
-        service.require_model(body.model)
-        call = await asyncio.to_thread(_prepare, service, body)
-        answer = service.submit([choice.request for choice in call.choices])
-        return await respond(http, service.engine, answer, call)
+        return await respond(http, service, body, partial(_prepare, service, body))
 
     return router
 
@@ -83,7 +80,6 @@ def _prepare(service: Service, body: CompletionRequest) -> Call:
     if not body.prompts:
         raise UserError("prompt is empty, it must be at least one text or list of token ids")
     many = body.prompts is body.prompt
-    service.require_capacity(len(body.prompts), body.n or 1)
     prompts = [(f"prompt[{i}]" if many else "prompt", _ids(service, i, body)) for i in range(len(body.prompts))]
     for field, ids in prompts:
         service.require_room(ids, field)

@@ -19,7 +19,7 @@ _PATIENCE = 5.0
 
 
 class QueueFull(Exception):
-    """More requests wait than may."""
+    """As many requests are open as may be."""
 
 
 class EngineThread:
@@ -30,7 +30,7 @@ class EngineThread:
 
     Args:
         scheduler: which nothing else uses from `start` on.
-        most_requests: that may be unfinished.
+        most_requests: that may be open.
         may_step: called before each step; may raise.
         on_arrival: called with requests that are taken.
         on_progress: called in the event loop after each step, before any coroutine sees what it made.
@@ -55,6 +55,8 @@ class EngineThread:
         self._on_progress = on_progress
         self._commands: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._stopping = False
+        self._preparing = 0
+        """Requests that room is kept for."""
         self._open: set[Answer] = set()
         self._answers: dict[Request, Answer] = {}
         """Of requests that have not ended."""
@@ -79,20 +81,34 @@ class EngineThread:
 
     @property
     def open_requests(self) -> int:
-        """Requests whose answers somebody still reads."""
-        return sum(len(answer.requests) for answer in self._open)
+        """Requests that are being prepared or made, or whose answers somebody still reads."""
+        answers = self._open.union(self._answers.values())
+        return self._preparing + sum(len(answer.requests) for answer in answers)
 
-    def submit(self, requests: Sequence[Request]) -> Answer:
-        """Queue requests, together or not at all; `leave` their answer in the end.
+    @contextmanager
+    def room(self, count: int) -> Iterator[None]:
+        """Keep room for so many requests during the block, which prepares and submits them.
 
         Raises:
-            QueueFull: too many are unfinished.
+            QueueFull: too many are open.
             ShuttingDown: none is taken any more.
         """
-        if self.draining or self.failure is not None:
-            raise ShuttingDown("the server is shutting down")
-        if len(self._answers) + len(requests) > self.most_requests:
-            raise QueueFull(f"{len(self._answers)} requests are unfinished, {self.most_requests} may be")
+        self._require_taking()
+        if self.open_requests + count > self.most_requests:
+            raise QueueFull(f"{self.open_requests} requests are open, {self.most_requests} may be")
+        self._preparing += count
+        try:
+            yield
+        finally:
+            self._preparing -= count
+
+    def submit(self, requests: Sequence[Request]) -> Answer:
+        """Queue requests that there is `room` for; `leave` their answer in the end.
+
+        Raises:
+            ShuttingDown: none is taken any more.
+        """
+        self._require_taking()
         answer = Answer(requests)
         self._answers.update(dict.fromkeys(requests, answer))
         self._open.add(answer)
@@ -100,6 +116,10 @@ class EngineThread:
         self._none_open.clear()
         self._commands.put(lambda: self._scheduler.add(requests))
         return answer
+
+    def _require_taking(self) -> None:
+        if self.draining or self.failure is not None:
+            raise ShuttingDown("the server is shutting down")
 
     def cancel(self, answer: Answer) -> None:
         """End its requests as they are, at the next step."""
@@ -125,8 +145,7 @@ class EngineThread:
     def fail(self, error: Exception) -> None:
         """End with an error, whatever there is to do; for any thread, and though the engine's own hang in a pass."""
         self._commands.put(partial(_raise, error))
-        with suppress(RuntimeError):  # of a loop that has ended
-            self._loop.call_soon_threadsafe(self._fail, error)
+        self._tell(self._fail, error)
 
     async def drain(self, timeout: float) -> None:
         """Take no more requests, wait until all answers are read, and cancel those that are not after `timeout` s."""
@@ -148,7 +167,7 @@ class EngineThread:
         future: asyncio.Future[Snapshot] = self._loop.create_future()
         self._snapshots.add(future)
         future.add_done_callback(self._snapshots.discard)
-        self._commands.put(lambda: self._loop.call_soon_threadsafe(_resolve, future, self._look()))
+        self._commands.put(lambda: self._tell(_resolve, future, self._look()))
         return await future
 
     # What follows runs on the thread.
@@ -162,9 +181,14 @@ class EngineThread:
                     self._ended_statistics.add(request.statistics)
                 if emissions or self._scheduler.ended:
                     progress = Progress(emissions, self._scheduler.ended, self._scheduler.window)
-                    self._loop.call_soon_threadsafe(self._deliver, progress)
+                    self._tell(self._deliver, progress)
         except BaseException as error:
-            self._loop.call_soon_threadsafe(self._fail, error)
+            self._tell(self._fail, error)
+
+    def _tell(self, what: Callable[..., object], *arguments: object) -> None:
+        """Call something in the event loop, which may have ended before a pass that hung."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(what, *arguments)
 
     def _obey(self) -> bool:
         """Follow commands, waiting for them while there is nothing to step; False when it is time to stop."""
@@ -185,6 +209,8 @@ class EngineThread:
     # What follows runs in the event loop, for the thread.
 
     def _deliver(self, progress: Progress) -> None:
+        if self.failure is not None:
+            return
         self._on_progress(progress)
         for emission in progress.emissions:
             self._answers[emission.request].emit(emission)
@@ -194,6 +220,7 @@ class EngineThread:
     def _fail(self, error: BaseException) -> None:
         self.failure = self.failure or error
         self.failed.set()
+        self._answers.clear()
         self._give_up()
 
     def _give_up(self) -> None:

@@ -101,6 +101,11 @@ class CommonRequest(Strict):
     user: str | None = None
     """Accepted for OpenAI's clients; has no effect."""
 
+    @property
+    def prompt_count(self) -> int:
+        """Prompts, each of which has `n` outputs."""
+        return 1
+
     def sampling_params(self, defaults: Mapping[str, Any], form: StructuredOutputs | None) -> SamplingParams:
         """What it asks of the engine, `defaults` where it does not say, and the form of its outputs.
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from dflash_trt.runtime.generation import Prompt
 from dflash_trt.runtime.llm import LLM
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.structured import StructuredOutputs
-from dflash_trt.serving.answer import Answer, ShuttingDown
+from dflash_trt.serving.answer import ShuttingDown
 from dflash_trt.serving.engine_thread import EngineThread, QueueFull
 from dflash_trt.serving.errors import ApiError
 from dflash_trt.serving.formats import Formats
@@ -50,12 +51,24 @@ class Service:
             message = f"model is {name!r}, this server has {self.settings.model_name!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
-    def require_capacity(self, prompts: int, n: int) -> None:
-        """See that so many outputs of each prompt can ever be in the queue together.
+    @contextmanager
+    def room(self, prompts: int, n: int) -> Iterator[None]:
+        """Keep room for `n` outputs of each prompt during the block, which prepares and submits them.
 
         Raises:
-            ApiError: they cannot.
+            ApiError: there is none, now or ever, or the server is shutting down.
         """
+        self._require_capacity(prompts, n)
+        try:
+            with self.engine.room(prompts * n):
+                yield
+        except QueueFull as error:
+            headers = {"Retry-After": "1"}
+            raise ApiError(429, f"{error}; try again", code="overloaded", headers=headers) from None
+        except ShuttingDown as error:
+            raise ApiError(503, str(error), code="shutting_down", headers={"Retry-After": "1"}) from None
+
+    def _require_capacity(self, prompts: int, n: int) -> None:
         most = self.engine.most_requests
         if prompts * n > most:
             message = f"n is {n}, for {prompts} prompts; this server takes {most} outputs at a time"
@@ -113,17 +126,3 @@ class Service:
             for field, prompt in prompts
             for one in params.each()
         ]
-
-    def submit(self, requests: Sequence[Request]) -> Answer:
-        """Queue the requests of a call.
-
-        Raises:
-            ApiError: there is no room, or the server is shutting down.
-        """
-        try:
-            return self.engine.submit(requests)
-        except QueueFull as error:
-            headers = {"Retry-After": "1"}
-            raise ApiError(429, f"{error}; try again", code="overloaded", headers=headers) from None
-        except ShuttingDown as error:
-            raise ApiError(503, str(error), code="shutting_down", headers={"Retry-After": "1"}) from None

@@ -18,18 +18,29 @@ from dflash_trt.serving.answer import Answer, Progress, ShuttingDown
 from dflash_trt.serving.call import Call, require_end
 from dflash_trt.serving.engine_thread import EngineThread
 from dflash_trt.serving.errors import ApiError
+from dflash_trt.serving.protocol import CommonRequest
+from dflash_trt.serving.service import Service
 
 _LOGGER = logging.getLogger(__name__)
 _DONE = "data: [DONE]\n\n"
 
 
-async def respond(http: HttpRequest, engine: EngineThread, answer: Answer, call: Call) -> Response:
-    """Answer a call whose requests are submitted.
+async def respond(http: HttpRequest, service: Service, body: CommonRequest, prepare: Callable[[], Call]) -> Response:
+    """Answer a client.
+
+    Args:
+        prepare: makes a call of the body; on a thread, and only where there is room for its requests.
 
     Raises:
-        ApiError: they did not end by themselves.
+        ApiError: the call is refused, or its requests did not end by themselves.
+        UserError: the body asks for what cannot be.
     """
-    if call.body.stream:
+    service.require_model(body.model)
+    engine = service.engine
+    with service.room(body.prompt_count, body.n or 1):
+        call = await asyncio.to_thread(prepare)
+        answer = engine.submit([choice.request for choice in call.choices])
+    if body.stream:
         return _EventStream(engine, answer, call)
     with engine.answering(answer), _watching(http.receive, lambda: engine.cancel(answer)):
         try:

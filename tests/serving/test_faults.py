@@ -31,6 +31,23 @@ import sys
 from dflash_trt.cli.main import main
 sys.exit(main())
 """
+HANGING = """
+from threading import Event, Timer
+from dflash_trt.runtime.scheduler import Scheduler
+from dflash_trt.serving import engine_thread
+start = engine_thread.EngineThread.start
+def start_what_hangs(self):
+    def hang(scheduler):
+        Timer(0.2, self.fail, [RuntimeError("rank 1 has ended")]).start()
+        Event().wait()
+    Scheduler.step = hang
+    start(self)
+engine_thread.EngineThread.start = start_what_hangs
+engine_thread._PATIENCE = 0.1
+import sys
+from dflash_trt.cli.main import main
+sys.exit(main())
+"""
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -111,6 +128,14 @@ def test_a_server_whose_engine_fails_ends_and_says_why(llms: Engines) -> None:
     assert lines == [
         "dflash-trt: internal error, ValueError: the fifth step was the last (--debug before the command shows where)"
     ]
+
+
+def test_a_server_whose_engine_hangs_ends_when_that_is_known_to_have_failed(llms: Engines) -> None:
+    with serving(llms["tiny"].engine.path, "--port", 0, program=HANGING) as server:
+        response = httpx.post(f"{server.url}/v1/completions", json=LONG, timeout=60)
+        assert (response.status_code, response.json()["error"]["code"]) == (500, "engine_failed")
+        status, (line,) = server.end()
+    assert status == 1 and "rank 1 has ended" in line
 
 
 def test_sigterm_under_load_cuts_no_answer(llms: Engines, alone: LLM) -> None:

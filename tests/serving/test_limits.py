@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -11,7 +12,7 @@ import openai
 import pytest
 
 from tests.conftest import Engines
-from tests.serving.running_server import MESSAGES, RunningServer, running
+from tests.serving.running_server import MESSAGES, RunningServer, running, wait_until
 
 
 def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
@@ -65,11 +66,34 @@ def test_a_full_queue(llms: Engines) -> None:
             with pytest.raises(openai.RateLimitError):
                 server.openai.completions.create(model="tiny", prompt="Saturday")
             assert server.http.get("/load").json() == {"server_load": 10}
+            for change in ({"prompt": "a" * 100_000}, {"structured_outputs": {"regex": "("}}, {"prompt": [10**6]}):
+                body = {"prompt": "Saturday", **change}
+                assert error_of(server.post("/v1/completions", **body), 429)["code"] == "overloaded"
+            assert error_of(server.post("/v1/completions", prompt="a", n=11), 400)["param"] == "n"
         for client in clients:
             client.join()
         assert statuses == [200] * 10
         assert server.post("/v1/completions", prompt="Saturday", max_tokens=2).status_code == 200
         assert error_of(server.post("/v1/completions", prompt="Saturday", n=11), 400)["param"] == "n"
+
+
+def test_no_more_are_taken_than_there_is_room_for_however_many_come_at_once(llms: Engines) -> None:
+    with running(llms["tiny"], max_queue=2) as server, ThreadPoolExecutor(40) as clients:
+        with server.paused():
+            body = {"prompt": "Saturday", "max_tokens": 2, "n": 3}
+            asked = [clients.submit(server.post, "/v1/completions", **body) for _ in range(40)]
+            wait_until(lambda: sum(one.done() for one in asked) == 37)
+            assert server.engine.open_requests == 9
+        statuses = [one.result().status_code for one in asked]
+        assert sorted(statuses) == [200] * 3 + [429] * 37
+
+
+def test_what_is_refused_leaves_its_room(llms: Engines) -> None:
+    with running(llms["tiny"], max_queue=0) as server:
+        for change, status in (({"prompt": "a" * 100_000}, 400), ({"prompt": []}, 400), ({"model": "x"}, 404)):
+            for _ in range(3):
+                error_of(server.post("/v1/completions", **{"prompt": "Saturday", "n": 8, **change}), status)
+        assert server.post("/v1/completions", prompt="Saturday", n=8, max_tokens=2).status_code == 200
 
 
 @pytest.mark.parametrize("stream", [False, True])
