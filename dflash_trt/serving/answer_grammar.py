@@ -34,24 +34,27 @@ _AFTER_THINKING = "\n\n"
 
 
 def answer_grammar(
-    use: ToolUse, tool_format: ToolFormat | None, thinking: Thinking, asked: StructuredOutputs | None
+    use: ToolUse, tool_format: ToolFormat | None, thinking: Thinking, asked: StructuredOutputs | None, field: str
 ) -> StructuredOutputs | None:
     """What holds an answer to its form; None where it may be anything.
 
     Where a tool must be called, the form that is asked for does not count; where one may be called, the answer is
     calls, or has that form.
 
+    Args:
+        field: of the request, which asks for that form.
+
     Raises:
         InvalidField: a tool's schema is one that no grammar can be made of, or so is what is asked for.
     """
-    if tool_format is None or not holds_calls(use, asked):
-        if asked is None or thinking == "none":
+    with _refusals(field):
+        if tool_format is not None and holds_calls(use, asked):
+            body = _calls(use, tool_format, asked)
+        elif asked is None or thinking == "none":
             return asked
-        body = _asked(asked)
-    else:
-        body = _calls(use, tool_format, asked)
-    form = body if thinking == "none" else SequenceFormat(elements=[_thinking(thinking), body])
-    with _refusals("response_format"):
+        else:
+            body = _asked(asked)
+        form = body if thinking == "none" else SequenceFormat(elements=[_thinking(thinking), body])
         return StructuredOutputs(grammar=str(Grammar.from_structural_tag(StructuralTag(format=form))))
 
 
@@ -86,9 +89,7 @@ def _call(tool: Tool, use: ToolUse, tool_format: ToolFormat) -> TagFormat:
 
 def _asked(asked: StructuredOutputs) -> Format:
     if asked.json is not None:
-        with _refusals("response_format"):
-            schema = json.loads(asked.json) if isinstance(asked.json, str) else dict(asked.json)
-        return _json(schema)
+        return _json(json.loads(asked.json) if isinstance(asked.json, str) else dict(asked.json))
     if asked.regex is not None:
         return RegexFormat(pattern=asked.regex)
     if asked.choice is not None:

@@ -127,8 +127,8 @@ def _prepare(service: Service, body: ChatRequest) -> Call:
     service.require_room(ids, "messages")
     form = body.asked_form()
     if form is not None:
-        service.require_form(form, None if body.response_format is None else "response_format")
-    answers = service.formats.answer_format(use, str(tokenizer.decode(ids[-_TAIL:])), form)
+        service.require_form(form, body.form_field)
+    answers = service.formats.answer_format(use, str(tokenizer.decode(ids[-_TAIL:])), form, body.form_field)
     requests = service.requests([("messages", ids)], body, answers.structured_outputs)
     return Call(
         body,

@@ -29,7 +29,7 @@ class ToolCall(Strict):
     """An assistant's call of a tool."""
 
     id: str
-    type: Literal["function"] = "function"
+    type: Literal["function"] | None = None
     function: FunctionCall
     index: int | None = None
     """Of a stream's pieces, which clients send back."""
@@ -160,3 +160,8 @@ class ChatRequest(CommonRequest):
         if form is not None and other is not None:
             raise UserError("response_format is given, and so is structured_outputs; give one")
         return form or other
+
+    @property
+    def form_field(self) -> str:
+        """See `CommonRequest.form_field`."""
+        return "response_format" if self.structured_outputs is None else super().form_field

@@ -7,14 +7,16 @@ from typing import Any, cast
 from pydantic import Field
 
 from dflash_trt.errors import UserError
-from dflash_trt.serving.protocol import CommonRequest, Count, Items, TokenId
+from dflash_trt.serving.protocol import CommonRequest, Items, TokenId
+
+_MAX_TOKENS = 16
+"""OpenAI's, where a request does not say."""
 
 
 class CompletionRequest(CommonRequest):
     """OpenAI's, with vLLM's extras."""
 
     prompt: str | Items[str] | Items[TokenId] | Items[Items[TokenId]]
-    max_tokens: Count | None = 16
     logprobs: int | None = Field(None, ge=0, le=20)
     """Alternatives to report beside each token."""
     echo: bool | None = None
@@ -50,4 +52,5 @@ class CompletionRequest(CommonRequest):
             raise UserError(f"best_of is {self.best_of}, it must be n, {self.n or 1}")
         if self.echo and self.logprobs is not None:
             raise UserError("logprobs is not supported with echo: prompts have none")
-        return {} if self.logprobs is None else {"logprobs": self.logprobs}
+        params = {"max_tokens": _MAX_TOKENS if self.max_tokens is None else self.max_tokens}
+        return params if self.logprobs is None else {**params, "logprobs": self.logprobs}

@@ -93,21 +93,32 @@ class Formats:
     """None: the template shows the model no tools, or has it call them in a way that is not known here."""
     thinks: bool
 
-    def answer_format(self, use: ToolUse, prompt_tail: str, asked: StructuredOutputs | None) -> AnswerFormat:
+    def require_tools(self, use: ToolUse) -> None:
+        """See that the model can be shown tools, where a request offers some.
+
+        Raises:
+            InvalidField: it cannot.
+        """
+        if use.tools and self.tools is None:
+            raise InvalidField(
+                "tools", "the model's chat template has no tools in the formats of Hermes, Qwen3 or Llama 3"
+            )
+
+    def answer_format(
+        self, use: ToolUse, prompt_tail: str, asked: StructuredOutputs | None, field: str = "structured_outputs"
+    ) -> AnswerFormat:
         """The format of a request's answers.
 
         Args:
             use: what the request says of tools.
             prompt_tail: the end of the prompt as the template wrote it, special tokens included, 20 characters or more.
             asked: the form that the request asks for besides.
+            field: which of its fields does.
 
         Raises:
             InvalidField: the model's template has no tools, or no grammar can be made of a schema.
         """
-        if use.tools and self.tools is None:
-            raise InvalidField(
-                "tools", "the model's chat template has no tools in the formats of Hermes, Qwen3 or Llama 3"
-            )
+        self.require_tools(use)
         thinking: Thinking = thinking_after(prompt_tail) if self.thinks else "none"
         parser = PARSERS[self.tools] if self.tools is not None and use.callable_tools else None
         valid = holds_calls(use, asked)
@@ -115,7 +126,7 @@ class Formats:
         def new_parser() -> AnswerParser:
             return AnswerParser(ReasoningParser(thinking), None if parser is None else parser(valid=valid))
 
-        return AnswerFormat(answer_grammar(use, self.tools, thinking, asked), new_parser)
+        return AnswerFormat(answer_grammar(use, self.tools, thinking, asked, field), new_parser)
 
 
 def formats_of(chat_template: str | None) -> Formats:

@@ -73,11 +73,10 @@ class Metrics:
     def progress(self, progress: Progress) -> None:
         """A step made this."""
         now = time.monotonic()
-        if progress.emissions:
-            self._windows.observe(progress.window)
         tokens: dict[Request, int] = {}
         for emission in progress.emissions:
             tokens[emission.request] = tokens.get(emission.request, 0) + 1
+        decoded = 0
         for request, count in tokens.items():
             times = self._times[request]
             following = count
@@ -90,6 +89,9 @@ class Metrics:
                 self._between.observe((now - times.last) / following)
             times.last = now
             self._generation_tokens.inc(count)
+            decoded += following
+        if decoded:  # else the step only ended a prompt, which verified nothing
+            self._windows.observe(progress.window)
         for request in progress.ended:
             self._whole.observe(now - self._times.pop(request).arrival)
             self._success.labels(self._model_name, request.finish_reason).inc()

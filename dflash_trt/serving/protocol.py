@@ -134,6 +134,11 @@ class CommonRequest(Strict):
         return None if self.structured_outputs is None else self.structured_outputs.to_runtime()
 
     @property
+    def form_field(self) -> str:
+        """The field that says it."""
+        return "structured_outputs"
+
+    @property
     def usage_at_end(self) -> bool:
         """A stream ends with a chunk of the usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)

@@ -85,11 +85,11 @@ class Service:
             message = f"{field} has {len(prompt)} tokens; the model's {limit} leave room for {limit - 1} and an answer"
             raise ApiError(400, message, param=field, code="context_length_exceeded")
 
-    def require_form(self, form: StructuredOutputs, field: str | None) -> None:
+    def require_form(self, form: StructuredOutputs, field: str) -> None:
         """See that outputs can have a form.
 
         Args:
-            field: what asks for it, other than `structured_outputs`.
+            field: of a request, which asks for it.
 
         Raises:
             UserError: they cannot.
@@ -97,7 +97,7 @@ class Service:
         try:
             self.llm.require_form(form)
         except UserError as error:
-            if field is None:
+            if str(error).startswith(field):
                 raise
             raise InvalidField(field, str(error).partition(": ")[2]) from None
 

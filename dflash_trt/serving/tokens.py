@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
@@ -17,14 +16,10 @@ _LEAST = -9999.0
 
 
 class TokenTexts:
-    """What each id of a vocabulary stands for."""
+    """What each id of a vocabulary stands for; to make one reads it all, which takes a while."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        self._tokenizer = tokenizer
-
-    @cached_property
-    def _bytes(self) -> list[bytes]:
-        return list(TokenizerInfo.from_huggingface(self._tokenizer).decoded_vocab)
+        self._bytes = list(TokenizerInfo.from_huggingface(tokenizer).decoded_vocab)
 
     def text(self, token: int) -> str:
         """A token's text, the replacement character where it is part of one; the vocabulary's padding has none."""

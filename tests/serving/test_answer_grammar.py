@@ -120,8 +120,9 @@ def test_schemas_that_make_no_grammar_are_named(schema: object, reason: str) -> 
     with pytest.raises(InvalidField, match=rf"^tools\[1\]\.function\.parameters: cannot be made a grammar \({reason}"):
         formats_of(LLAMA3).answer_format(use, CLOSED, None)
     asked = StructuredOutputs(json={"type": "object", **dict(schema)})  # type: ignore[call-overload]
-    with pytest.raises(InvalidField, match=r"^response_format: cannot be made a grammar"):
-        formats_of(QWEN3).answer_format(read_tool_use(None, None, None), "assistant\n", asked)
+    for field in ("response_format", "structured_outputs"):
+        with pytest.raises(InvalidField, match=rf"^{field}: cannot be made a grammar"):
+            formats_of(QWEN3).answer_format(read_tool_use(None, None, None), "assistant\n", asked, field)
 
 
 @pytest.mark.parametrize("template", [QWEN3, LLAMA3], ids=["qwen3", "llama3"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.conftest import Engines
@@ -83,6 +85,22 @@ def test_counts_are_those_of_the_answers(llms: Engines) -> None:
     assert value("prefix_cache_queries_total") == 3 * usages[0]["prompt_tokens"]
     assert value("prefix_cache_hits_total") > 0
     assert value("num_requests_running") == value("num_requests_waiting") == value("kv_cache_usage_perc") == 0
+
+
+def test_windows_are_those_of_passes_that_verified(llms: Engines) -> None:
+    """Not of those that ended a prompt, and chose its first token."""
+    counts, sums = [0.0], [0.0]
+    with running(llms["tiny"]) as server:
+        for window, max_tokens in ((8, 1), (3, 40), (1, 5)):
+            body = {"prompt": "Saturday", "max_tokens": max_tokens, "ignore_eos": True, "temperature": 0}
+            assert server.post("/v1/completions", **body, verify_window=window).status_code == 200
+            found = samples(server)
+            counts.append(found["dflash_trt:verify_window_tokens_count", ()])
+            sums.append(found["dflash_trt:verify_window_tokens_sum", ()])
+    none, threes, ones = (after - before for before, after in pairwise(counts))
+    assert none == 0 and 39 / 3 <= threes < 39 and ones == 4
+    assert 3 * (threes - 2) < sums[2] < 3 * threes, "the last two have room for fewer, no others"
+    assert sums[3] - sums[2] == 4
 
 
 def test_what_is_under_way_shows(llms: Engines) -> None:

@@ -10,6 +10,8 @@ from dflash_trt import __version__
 from dflash_trt.runtime.llm import LLM
 from tests.serving.running_server import DIARY, MESSAGES, RunningServer
 
+TOOL = {"type": "function", "function": {"name": "rain", "parameters": {"type": "object", "properties": {}}}}
+
 
 def test_models(server: RunningServer) -> None:
     (model,) = server.openai.models.list().data
@@ -31,7 +33,7 @@ def test_tokenize_and_back(server: RunningServer, alone: LLM) -> None:
     assert answer["tokens"] == ids and answer["count"] == len(ids) and answer["max_model_len"] == 512
     assert "".join(answer["token_strs"]) == DIARY
     assert server.post("/detokenize", tokens=ids).json() == {"prompt": DIARY}
-    conversation = server.post("/tokenize", messages=MESSAGES).json()
+    conversation = server.post("/tokenize", messages=MESSAGES, add_special_tokens=None, tools=None).json()
     assert conversation["tokens"] == alone.encode_chat(MESSAGES)
 
 
@@ -39,6 +41,10 @@ def test_tokenize_refuses(server: RunningServer) -> None:
     cases: list[tuple[str, dict[str, Any], str]] = [
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "a", "messages": MESSAGES}, "prompt"),
+        ("/tokenize", {"prompt": "a", "tools": []}, "tools"),
+        ("/tokenize", {"prompt": "a", "chat_template_kwargs": {}}, "chat_template_kwargs"),
+        ("/tokenize", {"messages": MESSAGES, "tools": [TOOL]}, "tools"),
+        ("/tokenize", {"messages": MESSAGES, "tools": [{**TOOL, "type": "custom"}]}, "tools[0].type"),
         ("/detokenize", {"tokens": [10**6]}, "tokens"),
         ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
         ("/detokenize", {}, "tokens"),

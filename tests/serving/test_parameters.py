@@ -8,6 +8,9 @@ import pytest
 
 from dflash_trt.runtime.llm import LLM
 from dflash_trt.runtime.sampling import SamplingParams
+from dflash_trt.serving.chat_protocol import ChatRequest
+from dflash_trt.serving.completion_protocol import CompletionRequest
+from dflash_trt.serving.protocol import CommonRequest
 from tests.serving.running_server import MESSAGES, RunningServer
 
 
@@ -31,6 +34,33 @@ def test_min_tokens(server: RunningServer, alone: LLM) -> None:
     assert choice["usage"]["completion_tokens"] == 1 and choice["choices"][0]["finish_reason"] == "stop"
     choice = server.post("/v1/completions", **body, min_tokens=7).json()
     assert choice["usage"]["completion_tokens"] == 8 and choice["choices"][0]["finish_reason"] == "stop"
+
+
+def test_negative_seeds_are_those_above_all_others(server: RunningServer) -> None:
+    def text(seed: int) -> str:
+        body = {"prompt": "Saturday", "max_tokens": 12, "ignore_eos": True, "seed": seed}
+        return str(server.post("/v1/completions", **body).json()["choices"][0]["text"])
+
+    assert text(-5) == text(2**63 - 5) != text(5)
+    assert text(-(2**63)) == text(0) != text(-1)
+    response = server.post("/v1/completions", prompt="Saturday", seed=-(2**63) - 1)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "seed")
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_null_is_as_absent(server: RunningServer, path: str) -> None:
+    kind: type[CommonRequest] = CompletionRequest if path == "/v1/completions" else ChatRequest
+    prompt = {"prompt": "Saturday"} if kind is CompletionRequest else {"messages": MESSAGES}
+    body: dict[str, Any] = {**prompt, "seed": 4, "max_tokens": 20, "temperature": 0.7}
+    optional = kind.model_fields.keys() - prompt.keys()
+    assert len(optional) > 25
+    for name in sorted(optional - {"seed"}):
+        without = {key: value for key, value in body.items() if key != name}
+        answers = [server.post(path, **each) for each in (without, {**without, name: None})]
+        assert [answer.status_code for answer in answers] == [200, 200], (name, answers[1].text)
+        assert answers[0].json()["choices"] == answers[1].json()["choices"], name
+    greedy = {**body, "temperature": 0, "seed": None}
+    assert server.post(path, **greedy).json()["usage"]["completion_tokens"] > 1
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,31 @@ def test_keys_of_the_environment(llms: Engines) -> None:
         assert statuses == [200, 200, 401, 401]
 
 
+@pytest.mark.parametrize(
+    ("options", "environment"),
+    [
+        (["--api_key", ""], None),
+        (["--api_key", "a", "--api_key", ""], None),
+        ([], ""),
+        ([], "  "),
+        (["--api_key", ""], "a"),
+    ],
+    ids=str,
+)
+def test_an_empty_key_opens_nothing(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    options: list[str],
+    environment: str | None,
+) -> None:
+    if environment is not None:
+        monkeypatch.setenv("DFLASH_TRT_API_KEY", environment)
+    result = invoke(capsys, "serve", tmp_path, "--port", 0, *options)
+    (line,) = result.err.splitlines()
+    assert result.status == 2 and "--api_key, or DFLASH_TRT_API_KEY, is empty" in line
+
+
 def test_mistakes_at_the_start(llms: Engines, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     engine = llms["tiny"].engine.path
     with bind("127.0.0.1", 0) as taken:

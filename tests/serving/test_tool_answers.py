@@ -120,6 +120,15 @@ def test_a_result_goes_back(server: RunningServer) -> None:
     assert answer.usage is not None and answer.usage.completion_tokens >= 1
 
 
+def test_tools_are_tokenized_as_they_are_shown(server: RunningServer) -> None:
+    """`/tokenize` tells what a completion's prompt will take."""
+    plain = server.post("/tokenize", messages=MESSAGES, **QUIET).json()["count"]
+    told = server.post("/tokenize", messages=MESSAGES, tools=TOOLS, **QUIET, return_token_strs=True).json()
+    answer = server.post("/v1/chat/completions", **{**SAMPLED, "max_tokens": 1}, tools=TOOLS, **QUIET).json()
+    assert told["count"] == answer["usage"]["prompt_tokens"] > plain
+    assert '"Of a city"' in "".join(told["token_strs"])
+
+
 @pytest.mark.parametrize(
     ("change", "param"),
     [
@@ -144,6 +153,26 @@ def test_a_schema_that_no_grammar_has(server: RunningServer) -> None:
     tools = [{"type": "function", "function": {"name": "a", "parameters": bad}}]
     response = server.post("/v1/chat/completions", **SAMPLED, tools=tools, tool_choice="required")
     assert (response.status_code, response.json()["error"]["param"]) == (400, "tools[0].function.parameters")
+
+
+@pytest.mark.parametrize(
+    ("change", "param"),
+    [
+        ({"response_format": {"type": "text"}, "structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"json": '{"type": "object"} and more'}}, "structured_outputs"),
+        ({"structured_outputs": {"json": "5"}}, "structured_outputs.json"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#/a"}}}},
+            "response_format",
+        ),
+    ],
+    ids=str,
+)
+def test_a_form_that_no_grammar_has(server: RunningServer, change: dict[str, Any], param: str) -> None:
+    """The field is named that gave it, whether it is refused by itself or with thinking and calls around it."""
+    response = server.post("/v1/chat/completions", **SAMPLED, tools=TOOLS, **change)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, param) and error["message"].startswith(param)
 
 
 def test_a_form_is_answered_in_content(server: RunningServer) -> None:
