@@ -93,33 +93,32 @@ class EngineThread:
             QueueFull: too many are open.
             ShuttingDown: none is taken any more.
         """
-        self._require_taking()
+        if self.draining or self.failure is not None:
+            raise ShuttingDown("the server is shutting down")
         if self.open_requests + count > self.most_requests:
             raise QueueFull(f"{self.open_requests} requests are open, {self.most_requests} may be")
         self._preparing += count
+        self._none_open.clear()
         try:
             yield
         finally:
             self._preparing -= count
+            self._notice_none_open()
 
     def submit(self, requests: Sequence[Request]) -> Answer:
         """Queue requests that there is `room` for; `leave` their answer in the end.
 
         Raises:
-            ShuttingDown: none is taken any more.
+            ShuttingDown: the engine has ended.
         """
-        self._require_taking()
+        if self.failure is not None or not self._thread.is_alive():
+            raise ShuttingDown("the engine has ended")
         answer = Answer(requests)
         self._answers.update(dict.fromkeys(requests, answer))
         self._open.add(answer)
         self._on_arrival(requests)
-        self._none_open.clear()
         self._commands.put(lambda: self._scheduler.add(requests))
         return answer
-
-    def _require_taking(self) -> None:
-        if self.draining or self.failure is not None:
-            raise ShuttingDown("the server is shutting down")
 
     def cancel(self, answer: Answer) -> None:
         """End its requests as they are, at the next step."""
@@ -131,7 +130,10 @@ class EngineThread:
         """Nobody reads it any more; what is unfinished is cancelled."""
         self.cancel(answer)
         self._open.discard(answer)
-        if not self._open:
+        self._notice_none_open()
+
+    def _notice_none_open(self) -> None:
+        if not self._open and not self._preparing:
             self._none_open.set()
 
     @contextmanager
@@ -148,7 +150,7 @@ class EngineThread:
         self._tell(self._fail, error)
 
     async def drain(self, timeout: float) -> None:
-        """Take no more requests, wait until all answers are read, and cancel those that are not after `timeout` s."""
+        """Take no more calls, wait until all answers are read, and cancel those that are not after `timeout` s."""
         self.draining = True
         try:
             await asyncio.wait_for(self._none_open.wait(), timeout)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Sequence
 
 from starlette.datastructures import Headers
@@ -13,7 +14,7 @@ from dflash_trt.serving.errors import ApiError, error_response
 
 _GUARDED = ("/v1", "/tokenize", "/detokenize")
 _BODY_SECONDS = 60.0
-"""In which a body must have come."""
+"""In which a body must have come, the whole of it."""
 
 
 class KeyGuard:
@@ -64,15 +65,17 @@ class _LimitedBody:
         self._receive = receive
         self._left = max_bytes
         self._too_long = too_long
+        self._deadline = time.monotonic() + _BODY_SECONDS
         self._is_whole = False
 
     async def __call__(self) -> Message:
         if self._is_whole:
             return await self._receive()
         try:
-            message = await asyncio.wait_for(self._receive(), _BODY_SECONDS)
+            message = await asyncio.wait_for(self._receive(), self._deadline - time.monotonic())
         except asyncio.TimeoutError:
-            raise ApiError(408, f"the body took longer than {_BODY_SECONDS:.0f} s", code="body_timeout") from None
+            took, headers = f"the body took longer than {_BODY_SECONDS:g} s", {"Connection": "close"}
+            raise ApiError(408, took, code="body_timeout", headers=headers) from None
         self._left -= len(message.get("body", b""))
         if self._left < 0:
             raise self._too_long

@@ -12,6 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from dflash_trt.errors import UserError
+from dflash_trt.serving.connection import Connection
 from dflash_trt.serving.engine_thread import EngineThread
 
 _LAST_BYTES = 5
@@ -50,6 +51,18 @@ def serve(app: FastAPI, bound: socket.socket, *, drain_timeout: float, on_ready:
     asyncio.run(_serve(app, bound, drain_timeout, on_ready))
 
 
+def configuration(app: FastAPI) -> uvicorn.Config:
+    """How uvicorn serves it."""
+    return uvicorn.Config(
+        app,
+        http=Connection,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=_LAST_BYTES,
+        server_header=False,
+    )
+
+
 class _Server(uvicorn.Server):
     """Leaves signals to `_serve`."""
 
@@ -60,10 +73,7 @@ class _Server(uvicorn.Server):
 
 async def _serve(app: FastAPI, bound: socket.socket, drain_timeout: float, on_ready: Callable[[], None]) -> None:
     engine: EngineThread = app.state.service.engine
-    config = uvicorn.Config(
-        app, log_level="warning", access_log=False, timeout_graceful_shutdown=_LAST_BYTES, server_header=False
-    )
-    server = _Server(config)
+    server = _Server(configuration(app))
     signalled = _signalled()
     serving = asyncio.create_task(server.serve(sockets=[bound]))
     while not server.started and not serving.done():

@@ -16,7 +16,7 @@ import uvicorn
 from dflash_trt.runtime.llm import LLM
 from dflash_trt.serving.app import create_app
 from dflash_trt.serving.engine_thread import EngineThread
-from dflash_trt.serving.server import bind
+from dflash_trt.serving.server import bind, configuration
 from dflash_trt.serving.settings import ServerSettings
 from dflash_trt.serving.snapshot import Snapshot
 
@@ -96,7 +96,7 @@ def running(llm: LLM, **settings: Any) -> Iterator[RunningServer]:
     """Serve an engine until the block ends."""
     app = create_app(llm, ServerSettings(**{"model_name": "tiny", **settings}))
     with bind("127.0.0.1", 0) as bound:
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5))
+        server = uvicorn.Server(configuration(app))
         thread = threading.Thread(target=lambda: server.run(sockets=[bound]))
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16384)  # a client that does not read is soon felt
         bound.listen()

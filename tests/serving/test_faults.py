@@ -106,7 +106,7 @@ def test_an_engine_that_fails_tells_all_that_wait(llms: Engines, monkeypatch: py
             next(lines)
             with server.paused():
                 client.start()
-                wait_until(lambda: server.engine.open_requests == 10)
+                wait_until(lambda: len(server.engine._answers) == 10)
                 monkeypatch.setattr(server.engine._scheduler, "step", lambda: 1 // 0)
             *_, error, done = (line.removeprefix("data: ") for line in lines if line)
         client.join(60)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,6 +13,7 @@ import httpx
 import openai
 import pytest
 
+from dflash_trt.serving import connection, guards
 from tests.conftest import Engines
 from tests.serving.running_server import MESSAGES, RunningServer, running, wait_until
 
@@ -115,6 +118,58 @@ def test_a_server_that_shuts_down_takes_nothing_new(llms: Engines) -> None:
         assert error_of(response, 503)["code"] == "shutting_down"
         assert "retry-after" in response.headers
         assert error_of(server.http.get("/health"), 503)
+
+
+def test_a_client_that_takes_nothing_is_cut_off(llms: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer has long been made, and is open until then: it takes room, and holds up the end."""
+    monkeypatch.setattr(connection, "_SEND_SECONDS", 0.5)
+    long = {"prompt": "Saturday", "max_tokens": 480, "ignore_eos": True, "return_token_sources": True}
+    with running(llms["tiny"], max_queue=0) as server:
+        with server.connect("/v1/completions", **long, n=8, stream=True) as client:
+            wait_until(lambda: len(server.engine._open) == 1)
+            (answer,) = server.engine._open
+            wait_until(lambda: server.engine.open_requests == 0)
+            assert all(one.finish_reason for one in answer.requests)
+            while client.recv(65536):
+                pass
+        assert server.post("/v1/completions", prompt="Saturday", max_tokens=2).status_code == 200
+
+
+def test_a_client_that_takes_little_is_not(llms: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that takes longer to read than the limit, which is on standing still."""
+    monkeypatch.setattr(connection, "_SEND_SECONDS", 1.0)
+    long = {"prompt": "Saturday", "max_tokens": 480, "ignore_eos": True, "return_token_sources": True}
+    with running(llms["tiny"]) as server, server.connect("/v1/completions", **long, n=8, stream=True) as client:
+        received, began = b"", time.monotonic()
+        while not received.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n"):
+            received += client.recv(16384)
+            time.sleep(0.02)
+        assert time.monotonic() - began > 2.0
+
+
+def test_a_body_that_drips_is_refused_in_time(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often a little of it comes."""
+    monkeypatch.setattr(guards, "_BODY_SECONDS", 0.5)
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as client:
+        client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
+        client.sendall(b"Content-Length: 100000\r\n\r\n")
+        client.settimeout(0.02)
+        received = b""
+        for _ in range(3000):
+            try:
+                client.sendall(b" ")
+                if not (piece := client.recv(4096)):
+                    break
+                received += piece
+            except TimeoutError:
+                pass
+            except ConnectionError:
+                break
+        else:
+            raise AssertionError("it may drip for a minute")
+    head, _, body = received.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 408 ") and json.loads(body)["error"]["code"] == "body_timeout"
 
 
 def test_a_body_that_stops_half_way_holds_nothing(server: RunningServer) -> None:
