@@ -7,19 +7,25 @@ import random
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
-from xgrammar import Grammar, GrammarCompiler, GrammarMatcher, TokenizerInfo, allocate_token_bitmask
+import torch
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from xgrammar import Grammar
 from xgrammar.testing import _is_grammar_accept_string
 
+from dflash_trt.checkpoint.tokenizer import save_tokenizer
+from dflash_trt.examples.smollm2 import gguf_file
 from dflash_trt.runtime.detokenizer import Detokenizer
+from dflash_trt.runtime.grammar import GrammarCompiler, GrammarMask
 from dflash_trt.runtime.structured import StructuredOutputs
 from dflash_trt.serving.formats import ParsedAnswer, formats_of
 from dflash_trt.serving.invalid_field import InvalidField
+from dflash_trt.serving.tokens import TokenTexts
 from dflash_trt.serving.tools import read_tool_use
 from tests.conftest import TINY
 from tests.serving.templates import LLAMA3, QWEN3
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+PADDING = 100
 CLOSED = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
@@ -125,8 +131,25 @@ def test_schemas_that_make_no_grammar_are_named(schema: object, reason: str) -> 
             formats_of(QWEN3).answer_format(read_tool_use(None, None, None), "assistant\n", asked, field)
 
 
+@pytest.fixture(scope="module", params=["tiny", "smollm2"])
+def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> PreTrainedTokenizerFast:
+    if request.param == "tiny":
+        return AutoTokenizer.from_pretrained(TINY / "target", local_files_only=True)
+    directory = tmp_path_factory.mktemp("smollm2")
+    save_tokenizer(gguf_file(), directory)
+    return AutoTokenizer.from_pretrained(directory, local_files_only=True)
+
+
+@pytest.fixture(scope="module")
+def compiler(tokenizer: PreTrainedTokenizerFast) -> GrammarCompiler:
+    """Of a model whose vocabulary is padded beyond its tokenizer's."""
+    return GrammarCompiler(tokenizer, len(tokenizer) + PADDING, [tokenizer.eos_token_id])
+
+
 @pytest.mark.parametrize("template", [QWEN3, LLAMA3], ids=["qwen3", "llama3"])
-def test_whatever_tokens_a_grammar_lets_through_are_calls_that_match(template: str) -> None:
+def test_whatever_tokens_a_grammar_lets_through_are_calls_that_match(
+    template: str, tokenizer: PreTrainedTokenizerFast, compiler: GrammarCompiler
+) -> None:
     """Tokens drawn at random, as by a model that knows nothing of calls."""
     schema = {
         "type": "object",
@@ -141,22 +164,13 @@ def test_whatever_tokens_a_grammar_lets_through_are_calls_that_match(template: s
         CLOSED,
         None,
     )
-    assert answer_format.structured_outputs is not None and answer_format.structured_outputs.grammar is not None
-    tokenizer = AutoTokenizer.from_pretrained(TINY / "target", local_files_only=True)
-    vocabulary = TokenizerInfo.from_huggingface(tokenizer)
-    compiled = GrammarCompiler(vocabulary).compile_grammar(Grammar.from_ebnf(answer_format.structured_outputs.grammar))
-    for seed in range(20):
-        matcher, draw, ids = GrammarMatcher(compiled), random.Random(seed), []
-        bitmask = allocate_token_bitmask(1, vocabulary.vocab_size)
-        while not matcher.is_terminated():
-            matcher.fill_next_token_bitmask(bitmask)
-            words = bitmask[0].tolist()
-            allowed = [at for at in range(vocabulary.vocab_size) if words[at // 32] >> at % 32 & 1]
-            ids.append(draw.choice(allowed))
-            assert matcher.accept_token(ids[-1])
+    assert answer_format.structured_outputs is not None
+    for seed in range(20 if len(tokenizer) < 1000 else 2):
+        ids = drawn(compiler.mask(answer_format.structured_outputs), tokenizer, random.Random(seed))
         answer, reading, texts = ParsedAnswer(), answer_format.new_parser(), Detokenizer(tokenizer, ())
         for token in ids:
             answer.add(reading.push(texts.push(token)))
+        answer.add(reading.push(texts.finish()))
         answer.add(reading.finish())
         assert answer.content == "" and answer.tool_calls
         for call in answer.tool_calls:
@@ -166,3 +180,28 @@ def test_whatever_tokens_a_grammar_lets_through_are_calls_that_match(template: s
                 assert all(isinstance(day, bool) for day in arguments["days"])
             else:
                 assert (call["function"]["name"], arguments) == ("g", {})
+
+
+def drawn(mask: GrammarMask, tokenizer: PreTrainedTokenizerFast, draw: random.Random) -> list[int]:
+    """Tokens before the end, each of those that may follow as likely as any other."""
+    ids: list[int] = []
+    logits, guesses = torch.zeros(1, len(tokenizer) + PADDING), torch.empty(0, dtype=torch.int64)
+    while not mask.is_complete:
+        allowed = mask.apply(logits, guesses)[0].isfinite().nonzero()[:, 0].tolist()
+        assert max(allowed) < len(tokenizer), "it may follow, and is no token"
+        ids.append(draw.choice(allowed))
+        if ids[-1] == tokenizer.eos_token_id:
+            return ids[:-1]
+        mask.record(ids[-1])
+    return ids
+
+
+def test_a_token_of_the_padding_is_no_text(tokenizer: PreTrainedTokenizerFast) -> None:
+    """A model that is held to nothing may choose it."""
+    texts, padding = TokenTexts(tokenizer), len(tokenizer) + PADDING - 1
+    assert texts.text(padding) == ""
+    word = tokenizer.encode("Köln")
+    assert "".join(map(texts.text, word)).replace("\N{REPLACEMENT CHARACTER}", "") in ("Köln", "Kln")
+    detokenizer = Detokenizer(tokenizer, ())
+    pushed = "".join(detokenizer.push(token) for token in (word[0], padding, *word[1:], padding))
+    assert pushed + detokenizer.finish() == "Köln"
