@@ -22,6 +22,8 @@ class Progress:
     ended: list[Request]
     window: int = 0
     """Tokens that the pass of one step verified for a request, at most; 0 where that is not told."""
+    at: float = 0.0
+    """When that step ended, in `time.monotonic`'s seconds."""
 
 
 class Answer:
@@ -36,6 +38,11 @@ class Answer:
         self._held = Progress([], [])
         self._changed = asyncio.Event()
         self._given_up = False
+
+    @property
+    def is_read(self) -> bool:
+        """Nothing follows what was given last."""
+        return self._to_come == 0
 
     def __aiter__(self) -> Answer:
         return self

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -16,6 +18,9 @@ from dflash_trt.serving.snapshot import Snapshot
 
 _PATIENCE = 5.0
 """Seconds that a thread whose engine has failed gets to end: it may hang in an exchange with a rank that is gone."""
+_TOGETHER = 0.01
+"""Seconds in which steps may be told of together. Each costs the event loop time, and so the thread: one interpreter
+has both."""
 
 
 class QueueFull(Exception):
@@ -25,15 +30,16 @@ class QueueFull(Exception):
 class EngineThread:
     """Steps a scheduler while it has requests, and sleeps while it has none.
 
-    Its methods are for the coroutines of one event loop. What the thread does for them it does between two steps, and
-    what a step made reaches them in one call.
+    Its methods are for the coroutines of one event loop. What the thread does for them it does between two steps. What
+    a step made reaches them in one call: at once, or with that of steps just after it, where the last call was just
+    before.
 
     Args:
         scheduler: which nothing else uses from `start` on.
         most_requests: that may be open.
         may_step: called before each step; may raise.
         on_arrival: called with requests that are taken.
-        on_progress: called in the event loop after each step, before any coroutine sees what it made.
+        on_progress: called in the event loop of each step, before any coroutine sees what it made.
     """
 
     def __init__(
@@ -55,6 +61,10 @@ class EngineThread:
         self._on_progress = on_progress
         self._commands: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._stopping = False
+        self._made: deque[Progress] = deque()
+        """What is yet to be delivered."""
+        self._will_collect = False
+        self._collection: asyncio.TimerHandle | None = None
         self._preparing = 0
         """Requests that room is kept for."""
         self._open: set[Answer] = set()
@@ -182,8 +192,11 @@ class EngineThread:
                 for request in self._scheduler.ended:
                     self._ended_statistics.add(request.statistics)
                 if emissions or self._scheduler.ended:
-                    progress = Progress(emissions, self._scheduler.ended, self._scheduler.window)
-                    self._tell(self._deliver, progress)
+                    self._made.append(
+                        Progress(emissions, self._scheduler.ended, self._scheduler.window, time.monotonic())
+                    )
+                    if self._scheduler.ended or not self._will_collect:
+                        self._tell(self._collect)
         except BaseException as error:
             self._tell(self._fail, error)
 
@@ -210,9 +223,20 @@ class EngineThread:
 
     # What follows runs in the event loop, for the thread.
 
-    def _deliver(self, progress: Progress) -> None:
-        if self.failure is not None:
+    def _collect(self) -> None:
+        """Deliver what was made since the last time, and look again in a while."""
+        if self._collection is not None:
+            self._collection.cancel()
+        # In this order: what the thread makes after the look, it tells of.
+        self._will_collect = False
+        if not self._made or self.failure is not None:
             return
+        self._will_collect = True
+        while self._made:
+            self._deliver(self._made.popleft())
+        self._collection = self._loop.call_later(_TOGETHER, self._collect)
+
+    def _deliver(self, progress: Progress) -> None:
         self._on_progress(progress)
         for emission in progress.emissions:
             self._answers[emission.request].emit(emission)
@@ -220,6 +244,7 @@ class EngineThread:
             self._answers.pop(request).end(request)
 
     def _fail(self, error: BaseException) -> None:
+        self._collect()
         self.failure = self.failure or error
         self.failed.set()
         self._answers.clear()

@@ -72,7 +72,6 @@ class Metrics:
 
     def progress(self, progress: Progress) -> None:
         """A step made this."""
-        now = time.monotonic()
         tokens: dict[Request, int] = {}
         for emission in progress.emissions:
             tokens[emission.request] = tokens.get(emission.request, 0) + 1
@@ -82,18 +81,18 @@ class Metrics:
             following = count
             if times.last is None:
                 self._prompt_tokens.inc(request.prompt_length)
-                self._first_token.observe(now - times.arrival)
-                times.last = now
+                self._first_token.observe(progress.at - times.arrival)
+                times.last = progress.at
                 following -= 1
             for _ in range(following):
-                self._between.observe((now - times.last) / following)
-            times.last = now
+                self._between.observe((progress.at - times.last) / following)
+            times.last = progress.at
             self._generation_tokens.inc(count)
             decoded += following
         if decoded:  # else the step only ended a prompt, which verified nothing
             self._windows.observe(progress.window)
         for request in progress.ended:
-            self._whole.observe(now - self._times.pop(request).arrival)
+            self._whole.observe(progress.at - self._times.pop(request).arrival)
             self._success.labels(self._model_name, request.finish_reason).inc()
 
     def text(self, snapshot: Snapshot) -> bytes:

@@ -81,21 +81,26 @@ def _watching(receive: Receive, when_gone: Callable[[], object]) -> Iterator[Non
 
 
 async def _events(answer: Answer, call: Call) -> AsyncIterator[str]:
+    """All events that are ready, together: to write costs more than what is written."""
+    events: list[str] = []
     try:
         async for progress in answer:
             for choice in _choices(call, progress):
-                yield _event(call.chunk([choice]))
+                events.append(_event(call.chunk([choice])))
+            if events and not answer.is_read:
+                yield "".join(events)
+                events.clear()
         if (last := call.last_chunk()) is not None:
-            yield _event(last)
+            events.append(_event(last))
     except ApiError as error:
-        yield _event(error.body)
+        events.append(_event(error.body))
     except ShuttingDown as error:
-        yield _event(ApiError(500, str(error), code="engine_failed").body)
+        events.append(_event(ApiError(500, str(error), code="engine_failed").body))
     except Exception as error:
         # The response has begun: this is all that can still be told.
         _LOGGER.exception("a stream failed")
-        yield _event(ApiError(500, f"internal error, {type(error).__name__}", code="internal_error").body)
-    yield _DONE
+        events.append(_event(ApiError(500, f"internal error, {type(error).__name__}", code="internal_error").body))
+    yield "".join((*events, _DONE))
 
 
 def _choices(call: Call, progress: Progress) -> Iterator[dict[str, Any]]:

@@ -101,6 +101,37 @@ def test_a_call_that_is_being_prepared_when_the_end_begins_is_in_flight() -> Non
     asyncio.run(ask())
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_steps_made_is_read_though_the_next_one_hangs_or_fails(fails: bool) -> None:
+    """The second comes too soon after the first to be told of at once."""
+    made, goes_on, steps = threading.Event(), threading.Event(), iter(range(2))
+
+    def two_steps() -> None:
+        if next(steps, None) is None:
+            made.set()
+            if fails:
+                raise ValueError("the third step")
+            goes_on.wait(60)
+
+    async def ask() -> list[int]:
+        async with started(two_steps) as engine:
+            with engine.room(1):
+                answer = engine.submit([request([10], 40)])
+            await asyncio.to_thread(made.wait, 60)
+            read: list[int] = []
+            while len(read) < len(answer.requests[0].output):
+                read += [each.token for each in (await asyncio.wait_for(anext(answer), 10)).emissions]
+            if fails:
+                with pytest.raises(ShuttingDown):
+                    await asyncio.wait_for(anext(answer), 10)
+            assert read == answer.requests[0].output
+            goes_on.set()
+            return read
+
+    read = asyncio.run(ask())
+    assert read == expected_output([10], 40)[: len(read)] and 2 < len(read) < 40
+
+
 def test_an_engine_that_is_failed_from_outside_while_it_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """As by a rank that has died, whose answer the pass waits for: readers are told at once, and the end comes."""
     monkeypatch.setattr(engine_thread, "_PATIENCE", 0.1)

@@ -104,11 +104,11 @@ def test_windows_are_those_of_passes_that_verified(llms: Engines) -> None:
 
 
 def test_what_is_under_way_shows(llms: Engines) -> None:
-    """More than there are slots: none of them ends while the others are looked at."""
     with running(llms["tiny"]) as server:
         body = {"prompt": "Saturday", "max_tokens": 480, "ignore_eos": True, "stream": True, "n": 24}
         with server.http.stream("POST", "/v1/completions", json=body) as response:
-            next(response.iter_lines())
+            lines = response.iter_lines()  # which takes the connection with it where nothing holds it
+            next(lines)
             found = samples(server)
         requests = found["dflash_trt:num_requests_running", ()], found["dflash_trt:num_requests_waiting", ()]
         assert 1 <= requests[0] <= 8 and sum(requests) == 24
