@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from dflash_trt.runtime.request import Request
 from dflash_trt.serving.answer import Progress
+from dflash_trt.serving.share_histogram import ShareHistogram
 from dflash_trt.serving.snapshot import Snapshot
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
@@ -39,11 +40,13 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._times: dict[Request, _Times] = {}
         label = {"labelnames": ["model_name"], "registry": self._registry}
-        self._first_token, self._between, self._whole = (
+        self._between = ShareHistogram(
+            "inter_token_latency_seconds", "Between tokens; those of one pass share its time.", _SECONDS
+        )
+        self._first_token, self._whole = (
             Histogram(name, text, buckets=_SECONDS, **label).labels(model_name)  # type: ignore[arg-type]
             for name, text in (
                 ("time_to_first_token_seconds", "From a request's arrival to its first token."),
-                ("inter_token_latency_seconds", "Between tokens; those of one pass share its time."),
                 ("e2e_request_latency_seconds", "From a request's arrival to its end."),
             )
         )
@@ -84,8 +87,7 @@ class Metrics:
                 self._first_token.observe(progress.at - times.arrival)
                 times.last = progress.at
                 following -= 1
-            for _ in range(following):
-                self._between.observe((progress.at - times.last) / following)
+            self._between.observe(progress.at - times.last, following)
             times.last = progress.at
             self._generation_tokens.inc(count)
             decoded += following
@@ -97,10 +99,12 @@ class Metrics:
 
     def text(self, snapshot: Snapshot) -> bytes:
         """Everything, in Prometheus' text format."""
-        registry = _Renamed(
-            [*self._registry.collect(), *_scheduled(snapshot, self._model_name, self._positions)], self._prefixes
-        )
-        return generate_latest(registry)
+        metrics = [
+            *self._registry.collect(),
+            self._between.collect(self._model_name),
+            *_scheduled(snapshot, self._model_name, self._positions),
+        ]
+        return generate_latest(_Renamed(metrics, self._prefixes))
 
 
 @dataclass(frozen=True)
