@@ -1,4 +1,7 @@
-"""A server as its users start it, and users who each send their next request when the last answer is whole."""
+"""A server as its users start it, and users who each send their next request when the last answer is whole.
+
+The server has a core of its own, users have the others: what they do with an answer does not slow the next.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,13 @@ import httpx
 @contextmanager
 def server(engine: Path, *options: str) -> Iterator[str]:
     """`dflash-trt serve` in a process of its own, with this process's environment; its address."""
+    its_core, *others = sorted(os.sched_getaffinity(0))
+    if not others:
+        raise SystemExit("one core is too few: the server needs one, and its users another")
+    os.sched_setaffinity(0, {its_core})
     command = [Path(sys.executable).with_name("dflash-trt"), "serve", str(engine), "--port", "0", *options]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"})
+    os.sched_setaffinity(0, others)
     assert process.stderr is not None
     try:
         for line in process.stderr:
@@ -36,20 +44,38 @@ def server(engine: Path, *options: str) -> Iterator[str]:
     finally:
         process.terminate()
         process.communicate()
+        os.sched_setaffinity(0, {its_core, *others})
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What one user saw of one request."""
+    """What one user saw of one request. Times are `time.perf_counter`'s."""
 
     tokens: int
-    seconds: float
-    first_token: float
-    """Seconds to the first piece of text."""
-    longest_gap: float
-    """Seconds between two pieces, at most; 0 of a single one."""
+    asked: float
+    pieces: list[float]
+    """When each piece of text came."""
     speculation: dict[str, Any]
     """What the server says of its drafts."""
+
+    @property
+    def seconds(self) -> float:
+        """From the question to the last piece."""
+        return self.pieces[-1] - self.asked
+
+    @property
+    def first_token(self) -> float:
+        """Seconds to the first piece."""
+        return self.pieces[0] - self.asked
+
+    @property
+    def longest_gap(self) -> float:
+        """Seconds between two pieces, at most; 0 of a single one."""
+        return max((after - before for before, after in pairwise(self.pieces)), default=0.0)
+
+    def tokens_before(self, moment: float) -> float:
+        """Those that had come by then, the pieces being alike."""
+        return self.tokens * sum(piece <= moment for piece in self.pieces) / len(self.pieces)
 
 
 @dataclass(frozen=True)
@@ -57,12 +83,15 @@ class Load:
     """What all users saw."""
 
     answers: list[Answer]
-    seconds: float
+    began: float
+    first_free: float
+    """When a user found no prompt left: from then on there are fewer."""
 
     @property
     def throughput(self) -> float:
-        """Output tokens of all users a second."""
-        return sum(answer.tokens for answer in self.answers) / self.seconds
+        """Output tokens of all users a second, while all are there."""
+        tokens = sum(answer.tokens_before(self.first_free) for answer in self.answers)
+        return tokens / (self.first_free - self.began)
 
     @property
     def interactivity(self) -> float:
@@ -90,19 +119,18 @@ async def ask(client: httpx.AsyncClient, model: str, prompt: Sequence[int], max_
         "return_speculation": True,
         **fields,
     }
-    started = time.perf_counter()
-    times: list[float] = []
+    asked = time.perf_counter()
+    pieces: list[float] = []
     last: dict[str, Any] = {}
     async with client.stream("POST", "/v1/completions", json=body) as response:
         if response.status_code != 200:
             raise SystemExit(f"{response.status_code}: {(await response.aread()).decode()}")
         async for line in response.aiter_lines():
             if line.startswith("data: {"):
-                times.append(time.perf_counter() - started)
-                last = json.loads(line.removeprefix("data: "))
-    gaps = [after - before for before, after in pairwise(times)]
-    tokens = last["usage"]["completion_tokens"]
-    return Answer(tokens, times[-1], times[0], max(gaps, default=0.0), last["speculation"])
+                came, last = time.perf_counter(), json.loads(line.removeprefix("data: "))
+                if any(choice["text"] for choice in last["choices"]):
+                    pieces.append(came)
+    return Answer(last["usage"]["completion_tokens"], asked, pieces, last["speculation"])
 
 
 async def closed_loop(
@@ -121,6 +149,9 @@ async def closed_loop(
         for prompt in left:
             answers.append(await ask(client, model, prompt, max_tokens, **fields))
 
-    started = time.perf_counter()
-    await asyncio.gather(*(user() for _ in range(users)))
-    return Load(answers, time.perf_counter() - started)
+    began = time.perf_counter()
+    tasks = [asyncio.create_task(user()) for _ in range(users)]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    first_free = time.perf_counter()
+    await asyncio.gather(*tasks)
+    return Load(answers, began, first_free)

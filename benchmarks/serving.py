@@ -2,11 +2,12 @@
 
     python benchmarks/serving.py
 
-One server a pair, in a process of its own with one thread, float32, greedy; users on the other core, each with one
-request at a time. At every concurrency the three ways to choose the window take turns over the same prompts, which is
-repeated; the order turns too. What else the machine does hits all of them alike: ratios are of one repeat, their median
-is given with its 95% bootstrap interval. Prefixes are not reused, so that no way profits from the one before it. Writes
-the tables of docs/performance.md to stdout, the plots beside it, and with --aiperf what that client measures.
+One server a pair, with one thread on a core of its own, float32, greedy; users on another core, each with one request
+at a time. At every concurrency the three ways to choose the window take turns over the same prompts, which is repeated;
+the order turns too. Throughput is told while all users are busy. What else the machine does hits all of them alike:
+ratios are of one repeat, their median is given with its 95% bootstrap interval. Prefixes are not reused, so that no way
+profits from the one before it. Writes the tables of docs/performance.md to stdout, the plots beside it, and with
+--aiperf what that client measures.
 """
 
 from __future__ import annotations
@@ -59,14 +60,18 @@ class Workload:
     engine: Path
     prompts: list[list[int]]
     max_tokens: int
-    rounds: int
-    """Requests that a user sends in a repeat."""
+    least: int
+    """Requests of a repeat, two a user where that is more."""
 
     @contextmanager
     def served(self) -> Iterator[httpx.AsyncClient]:
         """A client of its server."""
         with server(self.engine, "--no_prefix_reuse", "--device", "cpu") as address:
             yield httpx.AsyncClient(base_url=address, timeout=None, limits=httpx.Limits(max_connections=None))
+
+    def of(self, users: int) -> list[list[int]]:
+        """The prompts of one repeat."""
+        return self.some(max(self.least, 2 * users))
 
     def some(self, count: int) -> list[list[int]]:
         """Prompts in turn."""
@@ -85,23 +90,24 @@ def workloads(directory: Path) -> list[Workload]:
         lines = (TINY / "prompts.txt").read_text().splitlines()
         diaries = [llm.encode_chat([{"role": "user", "content": line}]) for line in lines]
     return [
-        Workload("SmolLM2", smollm2, [prompt for prompt, _ in held_out()], max_tokens=32, rounds=1),
-        Workload("tiny", directory / "tiny", diaries, max_tokens=128, rounds=4),
+        Workload("SmolLM2", smollm2, [prompt for prompt, _ in held_out()], max_tokens=32, least=4),
+        Workload("tiny", directory / "tiny", diaries, max_tokens=128, least=16),
     ]
 
 
 async def sweep(workload: Workload, client: httpx.AsyncClient, repeats: int) -> Loads:
-    """Every mode in turn at every concurrency, after one round to warm up."""
+    """Every mode in turn at every concurrency, after a shorter round in which costs are learned."""
     loads: Loads = {users: {mode: [] for mode in MODES} for users in CONCURRENCY}
     for mode in MODES:
         for users in CONCURRENCY:
-            await closed_loop(client, workload.engine.name, workload.some(users), 16, users, **MODES[mode])
+            await closed_loop(client, workload.engine.name, workload.of(users), 16, users, **MODES[mode])
     rounds = [(repeat, users) for repeat in range(repeats) for users in CONCURRENCY]
     for repeat, users in track(rounds, f"{workload.name}: {len(MODES)} modes", console=Console(stderr=True)):
         turn = repeat % len(MODES)
         for mode in (*list(MODES)[turn:], *list(MODES)[:turn]):
-            prompts = workload.some(users * workload.rounds)
-            load = await closed_loop(client, workload.engine.name, prompts, workload.max_tokens, users, **MODES[mode])
+            load = await closed_loop(
+                client, workload.engine.name, workload.of(users), workload.max_tokens, users, **MODES[mode]
+            )
             loads[users][mode].append(load)
     return loads
 
