@@ -57,6 +57,9 @@ def main() -> None:
     except (UserError, click.ClickException) as error:
         message = error.format_message() if isinstance(error, click.ClickException) else str(error)
         _fail(2, message, invocation.debug)
+    except OSError as error:  # a full disk, a lost file system
+        reason = error.strerror or str(error)
+        _fail(1, reason if error.filename is None else f"{error.filename}: {reason}", invocation.debug)
     except Exception as error:
         message = f"internal error, {type(error).__name__}: {error} (--debug before the command shows where)"
         _fail(1, message, invocation.debug)

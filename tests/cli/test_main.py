@@ -34,6 +34,13 @@ def test_our_failure_is_one_line_and_a_traceback_on_request(
     assert "Traceback" not in invoke(capsys, "inspect", "--", "--debug").err
 
 
+def test_a_full_disk_is_not_our_failure() -> None:
+    script = Path(sys.executable).with_name("dflash-trt")
+    with open("/dev/full", "w") as full:
+        result = subprocess.run([script, "--help"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (result.returncode, result.stderr) == (1, "dflash-trt: No space left on device\n")
+
+
 def test_console_script() -> None:
     script = Path(sys.executable).with_name("dflash-trt")
     result = subprocess.run([script, "--version"], capture_output=True, text=True, check=True)
