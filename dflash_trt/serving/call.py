@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from secrets import token_hex
 from typing import Any
 
@@ -91,8 +91,8 @@ class Call:
             "total_tokens": prompts + completions,
         }
 
-    async def whole(self, answer: Answer) -> dict[str, Any]:
-        """The response that is not streamed.
+    async def emissions(self, answer: Answer) -> dict[Request, list[Emission]]:
+        """Everything that its requests emit, until they have ended.
 
         Raises:
             ApiError: a request ended otherwise than by its own end.
@@ -104,6 +104,10 @@ class Call:
                 emissions[emission.request].append(emission)
             for request in progress.ended:
                 require_end(request)
+        return emissions
+
+    def whole(self, emissions: Mapping[Request, Sequence[Emission]]) -> dict[str, Any]:
+        """The response that is not streamed, of everything emitted."""
         choices = [choice.whole(emissions[choice.request]) for choice in self.choices]
         whole = {**self._head, "object": self._whole_name, "choices": choices, "usage": self.usage()}
         return whole | self._speculation()

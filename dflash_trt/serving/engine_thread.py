@@ -64,6 +64,7 @@ class EngineThread:
         self._made: deque[Progress] = deque()
         """What is yet to be delivered."""
         self._will_collect = False
+        """The event loop is about to deliver it, without being told again."""
         self._collection: asyncio.TimerHandle | None = None
         self._preparing = 0
         """Requests that room is kept for."""
@@ -196,6 +197,7 @@ class EngineThread:
                         Progress(emissions, self._scheduler.ended, self._scheduler.window, time.monotonic())
                     )
                     if self._scheduler.ended or not self._will_collect:
+                        self._will_collect = True
                         self._tell(self._collect)
         except BaseException as error:
             self._tell(self._fail, error)

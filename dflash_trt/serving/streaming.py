@@ -44,7 +44,9 @@ async def respond(http: HttpRequest, service: Service, body: CommonRequest, prep
         return _EventStream(engine, answer, call)
     with engine.answering(answer), _watching(http.receive, lambda: engine.cancel(answer)):
         try:
-            return JSONResponse(await call.whole(answer))
+            emissions = await call.emissions(answer)
+            # Not in the event loop: alternatives of thousands of tokens take a while to write.
+            return await asyncio.to_thread(lambda: JSONResponse(call.whole(emissions)))
         except ShuttingDown as error:
             raise ApiError(500, str(error), code="engine_failed") from None
 
