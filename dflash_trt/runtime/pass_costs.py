@@ -8,6 +8,7 @@ import logging
 import os
 import platform
 import secrets
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,13 +22,10 @@ from dflash_trt.engine.directory import Engine
 
 Cell = tuple[int, int]
 """Requests that decode, and tokens that the pass has of each."""
+_SAMPLES = 32
+"""The latest of a cell, whose lower quartile counts: what else a machine does makes steps slower, never faster."""
 _ENOUGH = 2
-"""Steps of which one that is far off does not matter."""
-_MEMORY = 32
-"""Steps that a cell's cost rests on at most."""
-_MEMORY_OF_PACE = 8
-_MOST_SURPRISING = 1.2
-"""A step is taken for so many times its cost at most, or for so small a part of it: one may be interrupted for long."""
+"""Samples of which one that is far off does not matter."""
 _HOPE = 0.95
 """Share of what is concluded that is believed: what may be better than it seems is tried, and known after that."""
 _STORED = TypeAdapter(list[tuple[int, int, float]])
@@ -37,51 +35,45 @@ _LOG = logging.getLogger(__name__)
 class PassCosts:
     """Seconds of a step by cell. A step of one token verifies only; a wider one drafts first.
 
-    A machine's clock, heat and neighbours make all steps slower or faster together for a while. Cells are run at
-    different times and are to be compared all the same, so that each step is told from the present pace: a surprise
-    moves the pace much and the cost of its own cell little.
-
     Args:
         file: where they are kept between starts; None keeps them nowhere.
     """
 
     def __init__(self, file: Path | None = None) -> None:
+        self._samples: dict[Cell, deque[float]] = {}
         self._typical: dict[Cell, float] = {}
-        """Seconds at a pace of 1."""
-        self._steps: dict[Cell, int] = {}
-        """That were run, up to `_MEMORY`."""
-        self._pace = 1.0
-        """What steps take, in times of what they typically do."""
         self._concluded: dict[Cell, float | None] = {}
-        """Of cells that were not run, at a pace of 1; forgotten when another is."""
+        """Of cells that were not run; forgotten when another is."""
         self._file = file
         for rows, width, seconds in _read(file):
-            self._typical[rows, width], self._steps[rows, width] = seconds, _ENOUGH
+            for _ in range(_ENOUGH):
+                self.observe(rows, width, seconds)
 
     def observe(self, rows: int, width: int, seconds: float) -> None:
         """A step took so long; what a coarse clock calls nothing is not believed."""
         if seconds <= 0:
             return
         cell = (rows, width)
-        steps, taken = self._steps.get(cell, 0), seconds / self._pace
-        self._steps[cell] = min(steps + 1, _MEMORY)
-        if steps < _ENOUGH:
-            self._typical[cell] = min(taken, self._typical.get(cell, taken))
+        if cell not in self._samples:
+            self._samples[cell] = deque(maxlen=_SAMPLES)
+        samples = self._samples[cell]
+        samples.append(seconds)
+        self._typical[cell] = sorted(samples)[len(samples) // 4]
+        if len(samples) <= _ENOUGH:
             self._concluded.clear()
-            return
-        surprise = min(max(taken / self._typical[cell], 1 / _MOST_SURPRISING), _MOST_SURPRISING)
-        self._pace *= surprise ** (1 / _MEMORY_OF_PACE)
-        self._typical[cell] *= surprise ** (1 / self._steps[cell])
 
     def seconds(self, rows: int, width: int) -> float | None:
         """What such a step takes: measured, or concluded from what was; None before anything like it was."""
         cell = (rows, width)
-        if self._steps.get(cell, 0) >= _ENOUGH:
-            return self._pace * self._typical[cell]
+        if self._is_settled(cell):
+            return self._typical[cell]
         if cell not in self._concluded:
-            self._concluded[cell] = self._conclude(cell)
-        found = self._concluded[cell]
-        return None if found is None else _HOPE * self._pace * found
+            found = self._conclude(cell)
+            self._concluded[cell] = None if found is None else _HOPE * found
+        return self._concluded[cell]
+
+    def _is_settled(self, cell: Cell) -> bool:
+        return len(self._samples.get(cell, ())) >= _ENOUGH
 
     def _conclude(self, cell: Cell) -> float | None:
         """By the plane through the steps of its kind, and how far off that is at the nearest of the same width.
@@ -103,14 +95,17 @@ class PassCosts:
 
     def save(self) -> None:
         """Write them for the next start. A cache that cannot be written costs no more than learning anew."""
-        if self._file is None or not self._typical:
+        settled = [[*cell, seconds] for cell, seconds in sorted(self._typical.items()) if self._is_settled(cell)]
+        if self._file is None or not settled:
             return
-        rows = [[*cell, self._pace * seconds] for cell, seconds in sorted(self._typical.items())]
+        part = self._file.with_suffix(f".{secrets.token_hex(8)}")
         with suppress(OSError):
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            part = self._file.with_suffix(f".{secrets.token_hex(8)}")
-            part.write_text(json.dumps(rows))
-            part.replace(self._file)
+            try:
+                self._file.parent.mkdir(parents=True, exist_ok=True)
+                part.write_text(json.dumps(settled))
+                part.replace(self._file)
+            finally:
+                part.unlink(missing_ok=True)
 
 
 def costs_file(engine: Engine) -> Path:

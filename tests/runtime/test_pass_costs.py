@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import pickle
 import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -43,23 +42,14 @@ def test_the_rest_is_concluded_and_hoped_to_be_less(cell: tuple[int, int]) -> No
     assert costs.seconds(*cell) == pytest.approx(0.95 * true_seconds(*cell))
 
 
-def test_disturbances_of_single_steps_leave_the_ratios() -> None:
+def test_disturbances_do_not_count() -> None:
     random_, costs = random.Random(0), PassCosts()
-    for _ in range(500):
+    for _ in range(200):
         for cell in ((1, 1), (1, 8)):
-            costs.observe(*cell, random_.choice([1, 1, 1, 1, 10]) * true_seconds(*cell))
-    ratio = true_seconds(1, 8) / true_seconds(1, 1)
-    assert costs.seconds(1, 8) / costs.seconds(1, 1) == pytest.approx(ratio, rel=0.1)
-
-
-def test_a_machine_that_slows_makes_no_cell_look_better() -> None:
-    """Only one of them is run while it is slow."""
-    costs = learned([(1, 1), (1, 8)], repeats=50)
-    for _ in range(300):
-        costs.observe(1, 8, 2 * true_seconds(1, 8))
-    assert costs.seconds(1, 8) == pytest.approx(2 * true_seconds(1, 8), rel=0.01)
-    ratio = true_seconds(1, 8) / true_seconds(1, 1)
-    assert costs.seconds(1, 8) / costs.seconds(1, 1) == pytest.approx(ratio, rel=0.2)
+            slower = random_.choice([1, 1, 1, 2, 10])
+            costs.observe(*cell, slower * true_seconds(*cell))
+    for cell in ((1, 1), (1, 8)):
+        assert costs.seconds(*cell) == true_seconds(*cell)
 
 
 def test_a_clock_that_did_not_advance_is_not_believed() -> None:
@@ -69,15 +59,18 @@ def test_a_clock_that_did_not_advance_is_not_believed() -> None:
 
 
 def test_memory_does_not_grow() -> None:
-    few, many = learned([(1, 8)]), learned([(1, 8)], repeats=10_000)
-    assert len(pickle.dumps(many)) == len(pickle.dumps(few))
+    costs = learned([(1, 8)], repeats=10_000)
+    assert sum(map(len, costs._samples.values())) < 50
 
 
 def test_they_are_remembered(tmp_path: Path) -> None:
     file = tmp_path / "deep" / "costs.json"
     costs = PassCosts(file)
-    costs.observe(2, 5, 0.25)
+    costs.observe(1, 1, 9.0)
+    for _ in range(2):
+        costs.observe(2, 5, 0.25)
     costs.save()
+    assert json.loads(file.read_text()) == [[2, 5, 0.25]], "what was run once is not known"
     assert PassCosts(file).seconds(2, 5) == 0.25
     assert [each.name for each in file.parent.iterdir()] == ["costs.json"]
 
@@ -91,7 +84,8 @@ def test_a_damaged_file_is_replaced_and_said(tmp_path: Path, content: str, caplo
     with caplog.at_level(logging.WARNING):
         costs = PassCosts(file)
     assert str(file) in caplog.text and costs.seconds(1, 1) is None
-    costs.observe(1, 1, 0.5)
+    for _ in range(2):
+        costs.observe(1, 1, 0.5)
     costs.save()
     assert json.loads(file.read_text()) == [[1, 1, 0.5]]
 
@@ -99,7 +93,8 @@ def test_a_damaged_file_is_replaced_and_said(tmp_path: Path, content: str, caplo
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     costs = PassCosts(tmp_path / "file" / "costs.json")
-    costs.observe(1, 1, 0.5)
+    for _ in range(2):
+        costs.observe(1, 1, 0.5)
     costs.save()
 
 
@@ -109,7 +104,7 @@ def test_many_writers_leave_a_whole_file(tmp_path: Path) -> None:
     def write(seed: int) -> None:
         costs = PassCosts()
         costs._file = file
-        for rows in range(1, 200):
+        for rows in [*range(1, 200)] * 2:
             costs.observe(rows, 1, 1.0 + seed)
         costs.save()
 
