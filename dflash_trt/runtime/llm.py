@@ -186,9 +186,11 @@ class LLM:
                 f"{where}: has {len(ids)} tokens; the engine's max_seq_len of {limit} leaves room for "
                 f"{limit - 1} and one of output"
             )
-        strange = [token for token in params.logit_bias or () if not 0 <= token < target.vocab_size]
-        if strange:
-            raise UserError(f"logit_bias[{strange[0]}] is of no token; they are 0 to {target.vocab_size - 1}")
+        for name, tokens in (("logit_bias[{}]", params.logit_bias or ()), ("stop_token_ids", params.stop_token_ids)):
+            strange = next((token for token in tokens if not 0 <= token < target.vocab_size), None)
+            if strange is not None:
+                where = name.format(strange)
+                raise UserError(f"{where}: {strange} is no token; they are 0 to {target.vocab_size - 1}")
         eos = () if params.ignore_eos else target.eos_token_ids
         return Request(
             ids,

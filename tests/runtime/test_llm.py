@@ -52,6 +52,12 @@ def test_stop_text_cuts_the_output_before_it(llm: LLM) -> None:
     assert stop in llm.tokenizer.decode(cut.token_ids) and stop not in llm.tokenizer.decode(cut.token_ids[:-1])
 
 
+@pytest.mark.parametrize("token", [-1, 10**6])
+def test_a_stop_token_that_is_none_is_refused(llm: LLM, token: int) -> None:
+    with pytest.raises(UserError, match=f"stop_token_ids: {token} is no token; they are 0 to"):
+        llm.generate(["Once"], SamplingParams(min_tokens=1, stop_token_ids=(token,)))
+
+
 def test_stop_token_ends_the_output_and_is_part_of_it(llm: LLM) -> None:
     ids = chats(llm)[0]
     whole = llm.generate([ids], SamplingParams(max_tokens=60))[0].outputs[0].token_ids
