@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Collection
+from itertools import accumulate
+from threading import Lock
 
 import numpy
 import torch
@@ -18,12 +21,18 @@ from dflash_trt.runtime.structured import MOST_WHITESPACE, StructuredOutputs
 
 _CACHE_BYTES = 256 * 2**20
 """For compiled forms: clients may send a new one with every request."""
+_MOST_TEXT = 2**17
+_MOST_NESTED = 64
+"""Objects and lists of a schema that are in one another; twice as many take ten times as long to compile."""
+_SLOWEST = 0.2
+"""Seconds of a processor that one place may take: an ambiguous form takes ever longer, and all requests wait for it."""
+_TEXT = re.compile(r'"(?:\\.|[^"\\])*"')
 _WHERE = re.compile(r"^\[[\d:]+\] \S+:\d+: |Check failed: \(.*?\) is false: ")
 """Time, source file and condition before what xgrammar has to say."""
 
 
 class GrammarCompiler:
-    """Compiles forms for one tokenizer, each once; several threads may.
+    """Compiles forms for one tokenizer, each once; several threads may ask, and take turns.
 
     Args:
         tokenizer: of the engine.
@@ -34,16 +43,20 @@ class GrammarCompiler:
     def __init__(self, tokenizer: PreTrainedTokenizerFast, vocab_size: int, stop_token_ids: Collection[int]) -> None:
         self._tokens = _tokens_of(tokenizer, vocab_size, stop_token_ids)
         self._compiler = xgrammar.GrammarCompiler(self._tokens, max_threads=2, cache_limit_bytes=_CACHE_BYTES)
+        self._turn = Lock()
 
     def mask(self, form: StructuredOutputs) -> GrammarMask:
         """What holds one output to a form.
 
         Raises:
-            UserError: the form is none, or no text has it.
+            UserError: the form is none, is too large, or no text has it.
         """
         name, value = form.given
         try:
-            mask = GrammarMask(xgrammar.GrammarMatcher(self._compile(form)), self._tokens)
+            _require_size(form)
+            with self._turn:
+                compiled = self._compile(form)
+            mask = GrammarMask(xgrammar.GrammarMatcher(compiled), self._tokens)
         except (RuntimeError, TypeError, ValueError) as error:
             reason = " ".join(_WHERE.sub("", str(error), count=2).split())
             raise UserError(f"structured_outputs.{name}: {reason}; the value is {_shortened(value)}") from error
@@ -87,6 +100,7 @@ class GrammarMask:
         """Guesses after the output that the matcher has accepted."""
         self._masks: list[Tensor] = []
         """[V] bool, whether each token may follow the output, one guess, two, ...; of each place once it is reached."""
+        self._is_too_slow = False
 
     @property
     def allows_any(self) -> bool:
@@ -115,8 +129,10 @@ class GrammarMask:
         """Take an emitted token.
 
         Raises:
-            UserError: it does not fit.
+            UserError: it does not fit, or what may follow takes too long to find out.
         """
+        if self._is_too_slow:
+            raise UserError(f"structured_outputs: is too ambiguous; one token took more than {_SLOWEST:g} s to check")
         if self._ahead[:1] != [token]:
             self._turn_back(0)
             if not self._accept(token):
@@ -140,7 +156,11 @@ class GrammarMask:
         del self._ahead[length:], self._masks[length + 1 :]
 
     def _accept(self, token: int) -> bool:
-        accepted = not self._matcher.is_terminated() and self._matcher.accept_token(token)
+        if self._matcher.is_terminated():
+            return False
+        started = time.thread_time()
+        accepted = self._matcher.accept_token(token)
+        self._notice(started)
         if accepted:
             self._ahead.append(token)
         return accepted
@@ -148,11 +168,15 @@ class GrammarMask:
     def _reach(self) -> None:
         """Note what may come where the matcher is, once, and nothing after an end."""
         if len(self._masks) == len(self._ahead) and not self._matcher.is_terminated():
-            bits = xgrammar.allocate_token_bitmask(1, self._vocab_size)
+            bits, started = xgrammar.allocate_token_bitmask(1, self._vocab_size), time.thread_time()
             self._matcher.fill_next_token_bitmask(bits)
+            self._notice(started)
             # Several times faster than xgrammar's own kernel for CPUs, which has no float64 either.
             allowed = numpy.unpackbits(bits.numpy().view(numpy.uint8)[0], count=self._vocab_size, bitorder="little")
             self._masks.append(torch.from_numpy(allowed).bool())
+
+    def _notice(self, started: float) -> None:
+        self._is_too_slow |= time.thread_time() - started > _SLOWEST
 
 
 def _tokens_of(
@@ -175,6 +199,22 @@ def _tokens_of(
         stop_token_ids=stops,
         add_prefix_space=detected.add_prefix_space,
     )
+
+
+def _require_size(form: StructuredOutputs) -> None:
+    """Refuse what would take long to compile.
+
+    Raises:
+        ValueError: it would.
+    """
+    name, value = form.given
+    text = value if isinstance(value, str) else _json(value)
+    if len(text) > _MOST_TEXT:
+        raise ValueError(f"has {len(text)} characters, it may have {_MOST_TEXT}")
+    if name == "json":
+        nested = list(accumulate((part in "[{") - (part in "]}") for part in _TEXT.sub("", text)))
+        if max(nested, default=0) > _MOST_NESTED:
+            raise ValueError(f"has {max(nested)} objects and lists in one another, it may have {_MOST_NESTED}")
 
 
 def _json(value: object) -> str:

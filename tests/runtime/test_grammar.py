@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from dflash_trt.errors import UserError
+from dflash_trt.runtime import grammar
 from dflash_trt.runtime.grammar import GrammarCompiler
 from dflash_trt.runtime.llm import LLM
 from dflash_trt.runtime.request import Request
@@ -79,6 +80,11 @@ def test_the_walk_leaves_the_matcher_where_it_was(llms: dict[str, LLM]) -> None:
         (StructuredOutputs(json={"const": "\ud800"}), "structured_outputs.json: "),
         (StructuredOutputs(json={"const": {1, 2}}), "structured_outputs.json: .*not JSON serializable"),
         (StructuredOutputs(json={"const": float("nan")}), "structured_outputs.json: "),
+        (
+            StructuredOutputs(json='{"items":' * 65 + "{}" + "}" * 65),
+            "structured_outputs.json: has 66 objects and lists",
+        ),
+        (StructuredOutputs(regex="a" * 200_000), "structured_outputs.regex: has 200000 characters"),
     ],
 )
 def test_what_is_no_form_is_refused_in_one_line(llms: dict[str, LLM], form: StructuredOutputs, message: str) -> None:
@@ -86,6 +92,28 @@ def test_what_is_no_form_is_refused_in_one_line(llms: dict[str, LLM], form: Stru
         llms["tiny"].generate(["a"], SamplingParams(structured_outputs=form))
     assert "\n" not in str(refused.value)
     assert "Check failed" not in str(refused.value)
+
+
+def test_brackets_in_texts_nest_nothing(llms: dict[str, LLM]) -> None:
+    llms["tiny"].require_form(StructuredOutputs(json={"enum": ["{[" * 70, '\\"[' * 70]}))
+
+
+@pytest.mark.parametrize("window", [1, 8])
+def test_a_form_that_takes_too_long_ends_one_request(
+    llms: dict[str, LLM], window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = llms["tiny"]
+    plain = SamplingParams(max_tokens=20)
+    (expected,) = llm.generate(["Once upon"], plain)[0].outputs
+    form = StructuredOutputs(regex="[a-f]{9}")
+    slow, other = (
+        llm.new_request("Once upon", params.each()[0], where="here")
+        for params in (SamplingParams(seed=1, structured_outputs=form), plain)
+    )
+    monkeypatch.setattr(grammar, "_SLOWEST", -1.0)
+    run(llm, [slow, other], window)
+    assert slow.error == "structured_outputs: is too ambiguous; one token took more than -1 s to check"
+    assert other.output == expected.token_ids
 
 
 @pytest.mark.parametrize(
