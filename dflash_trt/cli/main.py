@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 import traceback
@@ -57,10 +58,10 @@ def main() -> None:
     except (UserError, click.ClickException) as error:
         message = error.format_message() if isinstance(error, click.ClickException) else str(error)
         _fail(2, message, invocation.debug)
-    except OSError as error:  # a full disk, a lost file system
-        reason = error.strerror or str(error)
-        _fail(1, reason if error.filename is None else f"{error.filename}: {reason}", invocation.debug)
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            where = "" if error.filename is None else f"{error.filename}: "
+            _fail(1, f"{where}{error.strerror}", invocation.debug)
         message = f"internal error, {type(error).__name__}: {error} (--debug before the command shows where)"
         _fail(1, message, invocation.debug)
 

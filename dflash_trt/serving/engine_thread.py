@@ -61,6 +61,8 @@ class EngineThread:
         self._on_progress = on_progress
         self._commands: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self._stopping = False
+        self._cut = False
+        """What is made from now on, nobody waits for."""
         self._made: deque[Progress] = deque()
         """What is yet to be delivered."""
         self._will_collect = False
@@ -120,9 +122,9 @@ class EngineThread:
         """Queue requests that there is `room` for; `leave` their answer in the end.
 
         Raises:
-            ShuttingDown: the engine has ended.
+            ShuttingDown: the engine has ended, or is about to.
         """
-        if self.failure is not None or not self._thread.is_alive():
+        if self._cut or self.failure is not None or not self._thread.is_alive():
             raise ShuttingDown("the engine has ended")
         answer = Answer(requests)
         self._answers.update(dict.fromkeys(requests, answer))
@@ -166,6 +168,7 @@ class EngineThread:
         try:
             await asyncio.wait_for(self._none_open.wait(), timeout)
         except asyncio.TimeoutError:
+            self._cut = True
             for answer in self._open:
                 self.cancel(answer)
 
@@ -175,7 +178,7 @@ class EngineThread:
         Raises:
             ShuttingDown: the engine has ended.
         """
-        if not self._thread.is_alive():
+        if self.failure is not None or not self._thread.is_alive():
             raise ShuttingDown("the engine has ended")
         future: asyncio.Future[Snapshot] = self._loop.create_future()
         self._snapshots.add(future)
@@ -234,8 +237,11 @@ class EngineThread:
         if not self._made or self.failure is not None:
             return
         self._will_collect = True
-        while self._made:
-            self._deliver(self._made.popleft())
+        try:
+            while self._made:
+                self._deliver(self._made.popleft())
+        except Exception as error:
+            self._fail(error)
         self._collection = self._loop.call_later(_TOGETHER, self._collect)
 
     def _deliver(self, progress: Progress) -> None:
@@ -246,7 +252,7 @@ class EngineThread:
             self._answers.pop(request).end(request)
 
     def _fail(self, error: BaseException) -> None:
-        self._collect()
+        self._collect()  # which may fail too, with less made each time
         self.failure = self.failure or error
         self.failed.set()
         self._answers.clear()

@@ -18,7 +18,7 @@ _BODY_SECONDS = 60.0
 
 
 class KeyGuard:
-    """Lets nobody without a key to the API; health, metrics and the page are open."""
+    """Lets nobody without a key to the API; health, metrics, the description of the API and the page are open."""
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from dflash_trt.errors import UserError
 from dflash_trt.runtime.sampling_params import SEED_LIMIT, SamplingParams
@@ -16,6 +17,24 @@ T = TypeVar("T")
 Items = Annotated[list[T], Field(fail_fast=True)]
 """Refused at the first item that is wrong: a list may have millions."""
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+_MOST_FIELDS = 256
+"""More than any object has that a request is made of."""
+_MOST_TOKENS = 1024
+"""That a request may single out: each of its outputs keeps them."""
+
+
+def _at_most(count: int) -> Callable[[Any], Any]:
+    """Refuse a larger object before anything in it is looked at."""
+
+    def checked(value: Any) -> Any:
+        if isinstance(value, dict) and len(value) > count:
+            raise PydanticCustomError(
+                "too_long", "it has {found} entries, it may have {most}", {"found": len(value), "most": count}
+            )
+        return value
+
+    return checked
+
 
 _SAMPLING_FIELDS = (
     "temperature",
@@ -40,6 +59,12 @@ class Strict(BaseModel):
     """Part of a request: types as they are, no number without an end, and no field that nobody reads."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _require_few_fields(cls, value: Any) -> Any:
+        """Each that nobody reads would be a mistake of its own to tell."""
+        return _at_most(_MOST_FIELDS)(value)
 
 
 class StreamOptions(Strict):
@@ -80,12 +105,12 @@ class CommonRequest(Strict):
     repetition_penalty: float | None = Field(None, gt=0)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_at_most(_MOST_TOKENS))] = None
     """By token id, in decimal; -100 to 100."""
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     n: int | None = Field(None, ge=1, le=16384)
     stop: str | Annotated[Items[str], Field(max_length=64)] | None = None
-    stop_token_ids: Items[TokenId] | None = None
+    stop_token_ids: Annotated[Items[TokenId], Field(max_length=_MOST_TOKENS)] | None = None
     ignore_eos: bool | None = None
     max_tokens: Count | None = None
     min_tokens: int | None = Field(None, ge=0, lt=2**31)

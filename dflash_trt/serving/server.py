@@ -6,6 +6,7 @@ import asyncio
 import signal
 import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import uvicorn
@@ -15,6 +16,8 @@ from dflash_trt.errors import UserError
 from dflash_trt.serving.connection import Connection
 from dflash_trt.serving.engine_thread import EngineThread
 
+_THREADS = 64
+"""That prepare requests. One may wait for another's form to be compiled; none that has no form does."""
 _LAST_BYTES = 5
 """Seconds in which connections must take what was written to them, once all answers are made."""
 
@@ -73,6 +76,7 @@ class _Server(uvicorn.Server):
 
 async def _serve(app: FastAPI, bound: socket.socket, drain_timeout: float, on_ready: Callable[[], None]) -> None:
     engine: EngineThread = app.state.service.engine
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "request"))
     server = _Server(configuration(app))
     signalled = _signalled()
     serving = asyncio.create_task(server.serve(sockets=[bound]))

@@ -45,7 +45,7 @@ async def respond(http: HttpRequest, service: Service, body: CommonRequest, prep
     with engine.answering(answer), _watching(http.receive, lambda: engine.cancel(answer)):
         try:
             emissions = await call.emissions(answer)
-            # Not in the event loop: alternatives of thousands of tokens take a while to write.
+            # On a thread: alternatives of thousands of tokens take a while to put together.
             return await asyncio.to_thread(lambda: JSONResponse(call.whole(emissions)))
         except ShuttingDown as error:
             raise ApiError(500, str(error), code="engine_failed") from None

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dflash_trt.runtime.scheduler import Scheduler
 from dflash_trt.runtime.window import FixedWindow
 from dflash_trt.serving import engine_thread
-from dflash_trt.serving.answer import ShuttingDown
+from dflash_trt.serving.answer import Progress, ShuttingDown
 from dflash_trt.serving.engine_thread import EngineThread, QueueFull
 from tests.runtime.simulated_executor import SimulatedExecutor
 from tests.runtime.test_scheduler import expected_output, request
@@ -24,13 +24,15 @@ MOST = 6
 
 
 @asynccontextmanager
-async def started(may_step: Callable[[], None] = lambda: None) -> AsyncIterator[EngineThread]:
+async def started(
+    may_step: Callable[[], None] = lambda: None, on_progress: Callable[[Progress], None] = lambda _: None
+) -> AsyncIterator[EngineThread]:
     engine = EngineThread(
         Scheduler(SimulatedExecutor(2), FixedWindow(4)),
         most_requests=MOST,
         may_step=may_step,
         on_arrival=lambda _: None,
-        on_progress=lambda _: None,
+        on_progress=on_progress,
     )
     engine.start()
     try:
@@ -97,6 +99,36 @@ def test_a_call_that_is_being_prepared_when_the_end_begins_is_in_flight() -> Non
             assert call.done() and call.result() == [expected_output([10], 9, seed) for seed in range(2)]
             with pytest.raises(ShuttingDown), engine.room(1):
                 raise AssertionError("there is none any more")
+
+    asyncio.run(ask())
+
+
+def test_a_call_that_is_prepared_after_the_last_moment_is_refused() -> None:
+    async def ask() -> None:
+        async with started() as engine:
+            with engine.room(1):
+                await engine.drain(0)
+                with pytest.raises(ShuttingDown):
+                    engine.submit([request([10], 5)])
+
+    asyncio.run(ask())
+
+
+def test_what_cannot_be_told_of_ends_the_engine() -> None:
+    """Else its readers would wait for ever."""
+
+    def lose(progress: Progress) -> None:
+        raise ValueError("nobody can count this")
+
+    async def ask() -> None:
+        async with started(on_progress=lose) as engine:
+            with engine.room(1):
+                answer = engine.submit([request([10], 5)])
+            with pytest.raises(ShuttingDown):
+                await asyncio.wait_for(anext(answer), 10)
+            assert engine.failed.is_set() and str(engine.failure) == "nobody can count this"
+            with pytest.raises(ShuttingDown):
+                await asyncio.wait_for(engine.snapshot(), 10)
 
     asyncio.run(ask())
 

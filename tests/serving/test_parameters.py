@@ -71,10 +71,14 @@ def test_null_is_as_absent(server: RunningServer, path: str) -> None:
         ({"logit_bias": {"3": "much"}}, "logit_bias.3"),
         ({"min_tokens": 9}, "min_tokens"),
         ({"min_tokens": -1}, "min_tokens"),
+        ({"min_tokens": 1, "stop_token_ids": [1_000_000]}, "stop_token_ids"),
+        ({"stop_token_ids": [1] * 1025}, "stop_token_ids"),
+        ({"logit_bias": {str(token): 1 for token in range(1025)}}, "logit_bias"),
+        ({f"field{index}": 0 for index in range(300)}, None),
     ],
-    ids=str,
+    ids=lambda value: str(value)[:40],
 )
-def test_refusals_name_the_field(server: RunningServer, change: dict[str, Any], param: str) -> None:
+def test_refusals_name_the_field(server: RunningServer, change: dict[str, Any], param: str | None) -> None:
     for path, prompt in (("chat/completions", {"messages": MESSAGES}), ("completions", {"prompt": "Hi"})):
         response = server.post(f"/v1/{path}", **prompt, **{"max_tokens": 8, **change})
         assert (response.status_code, response.json()["error"]["param"]) == (400, param)
