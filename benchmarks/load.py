@@ -21,6 +21,9 @@ from typing import Any
 
 import httpx
 
+_LENGTHS = (0.5, 1.25, 0.75, 1.5, 1.0)
+"""Of requests in turn, in times of the length asked for: users who all end together would begin together again."""
+
 
 @contextmanager
 def server(engine: Path, *options: str) -> Iterator[str]:
@@ -28,8 +31,8 @@ def server(engine: Path, *options: str) -> Iterator[str]:
     its_core, *others = sorted(os.sched_getaffinity(0))
     if not others:
         raise SystemExit("one core is too few: the server needs one, and its users another")
-    os.sched_setaffinity(0, {its_core})
     command = [Path(sys.executable).with_name("dflash-trt"), "serve", str(engine), "--port", "0", *options]
+    os.sched_setaffinity(0, {its_core})  # of this thread, which the server inherits
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONUNBUFFERED": "1"})
     os.sched_setaffinity(0, others)
     assert process.stderr is not None
@@ -55,13 +58,15 @@ class Answer:
     asked: float
     pieces: list[float]
     """When each piece of text came."""
+    ended: float
+    """When the stream did."""
     speculation: dict[str, Any]
     """What the server says of its drafts."""
 
     @property
     def seconds(self) -> float:
-        """From the question to the last piece."""
-        return self.pieces[-1] - self.asked
+        """From the question to the end."""
+        return self.ended - self.asked
 
     @property
     def first_token(self) -> float:
@@ -74,7 +79,7 @@ class Answer:
         return max((after - before for before, after in pairwise(self.pieces)), default=0.0)
 
     def tokens_before(self, moment: float) -> float:
-        """Those that had come by then, the pieces being alike."""
+        """Those that had come by then, if all pieces are alike: nothing more is told of a piece than its text."""
         return self.tokens * sum(piece <= moment for piece in self.pieces) / len(self.pieces)
 
 
@@ -130,7 +135,8 @@ async def ask(client: httpx.AsyncClient, model: str, prompt: Sequence[int], max_
                 came, last = time.perf_counter(), json.loads(line.removeprefix("data: "))
                 if any(choice["text"] for choice in last["choices"]):
                     pieces.append(came)
-    return Answer(last["usage"]["completion_tokens"], asked, pieces, last["speculation"])
+    ended = time.perf_counter()
+    return Answer(last["usage"]["completion_tokens"], asked, pieces or [ended], ended, last["speculation"])
 
 
 async def closed_loop(
@@ -141,13 +147,14 @@ async def closed_loop(
     users: int,
     **fields: Any,
 ) -> Load:
-    """`users` at once, who share the prompts out."""
-    left = iter(prompts)
+    """`users` at once, who share the prompts out; outputs have half to one and a half of `max_tokens`."""
+    left = enumerate(prompts)
     answers: list[Answer] = []
 
     async def user() -> None:
-        for prompt in left:
-            answers.append(await ask(client, model, prompt, max_tokens, **fields))
+        for index, prompt in left:
+            length = int(max_tokens * _LENGTHS[index % len(_LENGTHS)])
+            answers.append(await ask(client, model, prompt, length, **fields))
 
     began = time.perf_counter()
     tasks = [asyncio.create_task(user()) for _ in range(users)]

@@ -90,8 +90,8 @@ def workloads(directory: Path) -> list[Workload]:
         lines = (TINY / "prompts.txt").read_text().splitlines()
         diaries = [llm.encode_chat([{"role": "user", "content": line}]) for line in lines]
     return [
-        Workload("SmolLM2", smollm2, [prompt for prompt, _ in held_out()], max_tokens=32, least=4),
-        Workload("tiny", directory / "tiny", diaries, max_tokens=128, least=16),
+        Workload("SmolLM2", smollm2, [prompt for prompt, _ in held_out()], max_tokens=24, least=5),
+        Workload("tiny", directory / "tiny", diaries, max_tokens=128, least=15),
     ]
 
 
