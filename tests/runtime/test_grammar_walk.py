@@ -102,7 +102,7 @@ class Counted:
 def test_a_block_is_walked_once(compilers: list[GrammarCompiler], accepted: int) -> None:
     """Drafted place after place, verified, and emitted as far as it is right."""
     compiler = compilers[0]
-    matcher: Any = Counted(xgrammar.GrammarMatcher(compiler._compile(StructuredOutputs(regex="[a-z]+"))))
+    matcher: Any = Counted(xgrammar.GrammarMatcher(compiler._compile(StructuredOutputs(regex="[a-z]{200,}"))))
     mask = GrammarMask(matcher, compiler._tokens)
     sampling = Sampling.of([SamplingParams(seed=0)], [(mask,)])
     logits = torch.randn(1, 8, compiler._tokens.vocab_size, dtype=torch.float64)
