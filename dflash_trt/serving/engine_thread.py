@@ -252,7 +252,7 @@ class EngineThread:
             self._answers.pop(request).end(request)
 
     def _fail(self, error: BaseException) -> None:
-        self._collect()  # which may fail too, with less made each time
+        self._collect()  # what was made before is still read
         self.failure = self.failure or error
         self.failed.set()
         self._answers.clear()

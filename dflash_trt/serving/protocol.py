@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -23,17 +24,13 @@ _MOST_TOKENS = 1024
 """That a request may single out: each of its outputs keeps them."""
 
 
-def _at_most(count: int) -> Callable[[Any], Any]:
+def _require_at_most(count: int, value: Any) -> Any:
     """Refuse a larger object before anything in it is looked at."""
-
-    def checked(value: Any) -> Any:
-        if isinstance(value, dict) and len(value) > count:
-            raise PydanticCustomError(
-                "too_long", "it has {found} entries, it may have {most}", {"found": len(value), "most": count}
-            )
-        return value
-
-    return checked
+    if isinstance(value, dict) and len(value) > count:
+        raise PydanticCustomError(
+            "too_long", "it has {found} entries, it may have {most}", {"found": len(value), "most": count}
+        )
+    return value
 
 
 _SAMPLING_FIELDS = (
@@ -64,7 +61,7 @@ class Strict(BaseModel):
     @classmethod
     def _require_few_fields(cls, value: Any) -> Any:
         """Each that nobody reads would be a mistake of its own to tell."""
-        return _at_most(_MOST_FIELDS)(value)
+        return _require_at_most(_MOST_FIELDS, value)
 
 
 class StreamOptions(Strict):
@@ -105,7 +102,7 @@ class CommonRequest(Strict):
     repetition_penalty: float | None = Field(None, gt=0)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(_at_most(_MOST_TOKENS))] = None
+    logit_bias: Annotated[dict[str, float] | None, BeforeValidator(partial(_require_at_most, _MOST_TOKENS))] = None
     """By token id, in decimal; -100 to 100."""
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     n: int | None = Field(None, ge=1, le=16384)
