@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import random
 import re
 import subprocess
 import sys
@@ -21,8 +22,8 @@ from typing import Any
 
 import httpx
 
-_LENGTHS = (0.5, 1.25, 0.75, 1.5, 1.0)
-"""Of requests in turn, in times of the length asked for: users who all end together would begin together again."""
+_LENGTHS = random.Random(0).choices(range(50, 151), k=97)
+"""Of requests in turn, in hundredths of the length asked for: users who end together would begin together again."""
 
 
 @contextmanager
@@ -153,7 +154,7 @@ async def closed_loop(
 
     async def user() -> None:
         for index, prompt in left:
-            length = int(max_tokens * _LENGTHS[index % len(_LENGTHS)])
+            length = max_tokens * _LENGTHS[index % len(_LENGTHS)] // 100
             answers.append(await ask(client, model, prompt, length, **fields))
 
     began = time.perf_counter()

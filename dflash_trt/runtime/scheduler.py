@@ -18,6 +18,9 @@ from dflash_trt.runtime.step import Executor
 from dflash_trt.runtime.waiting import WaitingQueue
 from dflash_trt.runtime.window import WindowPolicy
 
+_PROMPTS = 8
+"""Of a step at most: however short, each has a pass of its own, for which others wait."""
+
 
 @dataclass(frozen=True)
 class Emission:
@@ -34,11 +37,12 @@ class Emission:
 
 
 class Scheduler:
-    """In-flight batching over an executor's slots: a step is one chunk of one prompt, then one pass of all that decode.
+    """In-flight batching over an executor's slots: a step is a chunk of prompts, then one pass of all that decode.
 
-    Prompts are run one after the other, by priority and then first come, first served. One of many chunks shares its
-    turns with those of a single one, or of which the caches have all but that, so that nobody who asks something short
-    waits until it is through: they overtake it every other step. Requests that decode keep to the front: request i of
+    Prompts are run one after the other, by priority and then first come, first served; short ones share a step as far
+    as they are no longer than a chunk together. One of many chunks shares its turns with those of a single one, or of
+    which the caches have all but that, so that nobody who asks something short waits until it is through: they overtake
+    it every other step. Requests that decode keep to the front: request i of
     `running` is in slot i, and when one ends, the last one moves into its slot. A prompt under way is somewhere behind
     them, and so are kept sequences.
 
@@ -162,9 +166,20 @@ class Scheduler:
                 self._end_prompt(self.prefilling)
 
     def _prefill(self) -> list[Emission]:
-        prompt = self._turn()
-        if prompt is None:
-            return []
+        """A chunk of the prompt whose turn it is, and short ones after it, together no longer than the longest chunk.
+
+        A slot that waits empty for its prompt is one that a pass could have decoded for.
+        """
+        emissions: list[Emission] = []
+        room, prompt = self._executor.max_num_tokens, self._turn()
+        while prompt is not None:
+            start = prompt.kv_len
+            emissions += self._run_chunk(prompt)
+            room -= max(prompt.kv_len - start, self._executor.max_num_tokens // _PROMPTS)
+            prompt = self._another(room)
+        return emissions
+
+    def _run_chunk(self, prompt: Prefill) -> list[Emission]:
         self.target_passes += 1
         prompt.kv_len, block = prefill(self._executor, prompt.request, prompt.slot, prompt.kv_len, prompt.sampling)
         if block is None:
@@ -178,12 +193,18 @@ class Scheduler:
             self._end_prompt(prompt)
         return emissions
 
+    def _another(self, room: int) -> Prefill | None:
+        """Who is next, if the rest of its prompt is no longer than that."""
+        if self.prefilling is not None or not self._has_place or self._slots.rest(self.waiting.first) > room:
+            return None
+        return self._slots.admit(self.waiting.pop())
+
     def _turn(self) -> Prefill | None:
         """The prompt that runs a chunk now."""
         under_way = self.prefilling
         if under_way is None:
             self._overtook = False
-            if self.waiting and len(self.running) < self.max_batch_size:
+            if self._has_place:
                 self.prefilling = self._slots.admit(self.waiting.pop())
             return self.prefilling
         short = None if self._overtook else self._next_short(under_way)
@@ -199,6 +220,11 @@ class Scheduler:
         if left <= self._executor.max_num_tokens or len(self.running) + 2 > self.max_batch_size:
             return None
         return self.waiting.pop_short(under_way.request.priority, partial(self._slots.is_short, before=under_way))
+
+    @property
+    def _has_place(self) -> bool:
+        """Somebody waits, and a slot is there for it."""
+        return bool(self.waiting) and len(self.running) < self.max_batch_size
 
     def _is_through(self, prompt: Prefill) -> None:
         if prompt is self.prefilling:

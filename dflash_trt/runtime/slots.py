@@ -62,6 +62,11 @@ class Slots:
         self.prompts.append(prompt)
         return prompt
 
+    def rest(self, request: Request) -> int:
+        """Tokens of a prompt that the caches do not have."""
+        match = self._match(request)
+        return request.prompt_length - (0 if match is None else match.length)
+
     def is_short(self, request: Request, *, before: Prefill | None = None) -> bool:
         """Whether what the caches do not have of a prompt is a single chunk, also once `before` has stepped aside.
 

@@ -34,9 +34,19 @@ class WaitingQueue:
         if request.deadline is not None:
             self._earliest_deadline = min(self._earliest_deadline, request.deadline)
 
+    @property
+    def first(self) -> Request:
+        """The one whose turn it is."""
+        return self._next[0][2]
+
     def pop(self) -> Request:
-        """Take the one whose turn it is."""
-        return heappop(min((heap for heap in (self._short, self._others) if heap), key=lambda heap: heap[0]))[2]
+        """Take that one."""
+        return heappop(self._next)[2]
+
+    @property
+    def _next(self) -> list[_Entry]:
+        """The heap that it is in."""
+        return min((heap for heap in (self._short, self._others) if heap), key=lambda heap: heap[0])
 
     def pop_short(self, priority: int, is_short: Callable[[Request], bool]) -> Request | None:
         """Take the first of those that came short, and still are, whose number is no higher than that.

@@ -143,6 +143,31 @@ def test_a_long_prompt_stalls_nobody_for_more_than_a_chunk() -> None:
     assert long in {emission.request for emission in scheduler.step()}
 
 
+def test_short_prompts_share_a_step() -> None:
+    """As many as a chunk has room for, so that slots are not empty while others wait for theirs."""
+    executor = SimulatedExecutor(16, max_num_tokens=10)
+    scheduler = Scheduler(executor, FixedWindow(1))
+    prompts = [list(range(20, 20 + length)) for length in (4, 3, 3, 1, 10, 2, 30, 1)]
+    scheduler.add(request(prompt, 30) for prompt in prompts)
+    lengths = []
+    while scheduler.waiting or scheduler.prefilling:
+        executor.passes.clear()
+        scheduler.step()
+        lengths.append([each.q_len for each in executor.passes][:-1])
+    assert lengths == [[[4], [3], [3]], [[1]], [[10]], [[2]], [[10]], [[1]], [[10]], [[10]]]
+
+
+def test_of_the_shortest_prompts_eight_share_a_step() -> None:
+    """Each is a pass that others wait for, and a pass of few tokens takes as long as one of many."""
+    executor = SimulatedExecutor(16, max_num_tokens=400)
+    scheduler = Scheduler(executor, FixedWindow(1))
+    scheduler.add(request([20], 30, seed=index) for index in range(12))
+    scheduler.step()
+    assert len(scheduler.running) == 8 and len(executor.passes) == 9
+    scheduler.step()
+    assert len(scheduler.running) == 12
+
+
 def test_a_prompt_under_way_moves_to_the_hole_before_it() -> None:
     executor = SimulatedExecutor(3, max_num_tokens=4)
     scheduler = Scheduler(executor, FixedWindow(4))

@@ -101,7 +101,9 @@ class SchedulerMachine(RuleBasedStateMachine):
                 one.finish_reason = "deadline"
         in_slots = {id(each) for each in self.scheduler.running}
         running = [one for one in self.all if id(one.request) in in_slots and one.finish_reason is None]
-        turns = self._turns(in_slots)
+        queue = [one for one in self.all if one.finish_reason is None and id(one.request) not in in_slots]
+        queue.sort(key=lambda one: (one.request.priority, one.arrival))
+        turns = self._turns(queue)
         prompt = self.scheduler.prefilling
         under_way = [one for one in self.all if prompt and one.request is prompt.request and one.finish_reason is None]
         self.executor.passes.clear()
@@ -109,15 +111,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         turn = self._turn(turns, emissions)
         self.overtook = under_way != [] and turn is not under_way[0]
         self._take(emissions)
-        self._check_passes(running, turn, emissions)
+        followers = [one for one in queue if one is not turn]
+        self._check_passes(running, turn, followers, emissions)
         self._check_ended()
 
-    def _turns(self, in_slots: set[int]) -> list[Expected]:
-        """Whose prompt may run next: of several, the last unless the caches have enough of one before it."""
-        open_ones = [one for one in self.all if one.finish_reason is None and id(one.request) not in in_slots]
+    def _turns(self, open_ones: list[Expected]) -> list[Expected]:
+        """Whose prompt may run first: of several, the last unless the caches have enough of one before it."""
         under_way = self.scheduler.prefilling
         decoding = sum(one.finish_reason is None for one in self.all) - len(open_ones)
-        open_ones.sort(key=lambda one: (one.request.priority, one.arrival))
         for one in open_ones:
             if under_way is not None and one.request is under_way.request:
                 chunk = self.executor.max_num_tokens
@@ -135,11 +136,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         return open_ones[:1]
 
     def _turn(self, turns: list[Expected], emissions: list[Emission]) -> Expected | None:
-        """Whose prompt has run: one that began to emit has, and one that overtakes is through at once."""
-        first = {id(emission.request) for emission in emissions}
-        through = [one for one in turns if id(one.request) in first]
-        assert len(through) <= 1
-        return (through or turns[-1:] or [None])[0]
+        """Whose prompt has run first: one that began to emit has, and one that overtakes is through at once."""
+        for emission in emissions:
+            for one in turns:
+                if one.request is emission.request:
+                    return one
+        return turns[-1] if turns else None
 
     def _take(self, emissions: list[Emission]) -> None:
         for emission in emissions:
@@ -150,19 +152,26 @@ class SchedulerMachine(RuleBasedStateMachine):
                 one.finish_reason = one.request.finish_reason
                 assert one.finish_reason in ("stop", "length")
 
-    def _check_passes(self, running: list[Expected], turn: Expected | None, emissions: list[Emission]) -> None:
-        """One chunk of whose turn it is, one pass of everything that decodes, and nothing else."""
-        passes = self.executor.passes
+    def _check_passes(
+        self, running: list[Expected], turn: Expected | None, followers: list[Expected], emissions: list[Emission]
+    ) -> None:
+        """Prompts of a chunk together, as many as fit, then one pass of everything that decodes, and nothing else."""
+        passes, under_way = self.executor.passes, self.scheduler.prefilling
         emitted = [emission.request for emission in emissions]
-        decoding = len(running)
-        if turn is not None:
+        decoding, room = len(running), self.executor.max_num_tokens
+        while turn is not None:
             chunk = passes.pop(0)
             assert len(chunk.slots) == 1 and decoding <= chunk.slots[0] < self.max_batch_size
-            assert chunk.q_len[0] <= self.executor.max_num_tokens
-            under_way = self.scheduler.prefilling
-            assert turn.request in emitted or (under_way is not None and under_way.request is turn.request)
-            first = len(turn.emitted) > 0
-            decoding += first and (emitted.count(turn.request) > 1 or turn.finish_reason is None)
+            room -= chunk.q_len[0]
+            assert room >= 0
+            is_through = turn.request in emitted
+            assert is_through or (under_way is not None and under_way.request is turn.request)
+            decoding += is_through and (emitted.count(turn.request) > 1 or turn.finish_reason is None)
+            turn = None
+            if under_way is None and followers and decoding < self.max_batch_size:
+                follower = followers.pop(0)
+                turn = follower if follower.request in emitted else None
+                assert turn is not None or follower.request.prompt_length > room, "it would have fitted"
         assert [each.slots for each in passes] == ([list(range(decoding))] if decoding else [])
         assert all(one.request in emitted for one in running), "a running request did not advance"
 

@@ -26,7 +26,7 @@ def test_order(data: st.DataObject) -> None:
             queue.push(one, is_short=one in short)
         elif action == "pop" and waiting:
             first = min(waiting, key=lambda one: one.priority)
-            assert queue.pop() is first
+            assert queue.first is queue.pop() is first
             waiting.remove(first)
         elif action == "pop short":
             highest, still = data.draw(PRIORITIES), {one for one in waiting if data.draw(st.booleans())}
