@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
@@ -92,6 +93,12 @@ def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that name no seed draw the same in every run of a test."""
+    monkeypatch.setattr("dflash_trt.runtime.sampling_params.secrets.randbelow", random.Random(0).randrange)
 
 
 @pytest.fixture(scope="session")
