@@ -8,9 +8,11 @@ import logging
 import os
 import platform
 import secrets
+from bisect import bisect_left, insort
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
+from statistics import fmean
 
 import numpy
 import torch
@@ -22,14 +24,36 @@ from dflash_trt.engine.directory import Engine
 
 Cell = tuple[int, int]
 """Requests that decode, and tokens that the pass has of each."""
-_SAMPLES = 32
-"""The latest of a cell, whose lower quartile counts: what else a machine does makes steps slower, never faster."""
+_SAMPLES = 512
+"""The latest of a cell, of which the fastest quarter counts: what else a machine does makes steps slower, never faster,
+and often many in a row."""
 _ENOUGH = 2
 """Samples of which one that is far off does not matter."""
-_HOPE = 0.95
-"""Share of what is concluded that is believed: what may be better than it seems is tried, and known after that."""
 _STORED = TypeAdapter(list[tuple[int, int, float]])
 _LOG = logging.getLogger(__name__)
+
+
+class _Samples:
+    """What the latest steps of a cell took."""
+
+    def __init__(self) -> None:
+        self._in_turn: deque[float] = deque()
+        self._by_size: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self._in_turn)
+
+    def add(self, seconds: float) -> None:
+        """One more; the oldest goes where they are enough."""
+        if len(self) == _SAMPLES:
+            del self._by_size[bisect_left(self._by_size, self._in_turn.popleft())]
+        self._in_turn.append(seconds)
+        insort(self._by_size, seconds)
+
+    @property
+    def typical(self) -> float:
+        """Of a step that nothing disturbs."""
+        return fmean(self._by_size[: -(-len(self) // 4)])
 
 
 class PassCosts:
@@ -40,7 +64,7 @@ class PassCosts:
     """
 
     def __init__(self, file: Path | None = None) -> None:
-        self._samples: dict[Cell, deque[float]] = {}
+        self._samples: dict[Cell, _Samples] = {}
         self._typical: dict[Cell, float] = {}
         self._concluded: dict[Cell, float | None] = {}
         """Of cells that were not run; forgotten when another is."""
@@ -54,11 +78,9 @@ class PassCosts:
         if seconds <= 0:
             return
         cell = (rows, width)
-        if cell not in self._samples:
-            self._samples[cell] = deque(maxlen=_SAMPLES)
-        samples = self._samples[cell]
-        samples.append(seconds)
-        self._typical[cell] = sorted(samples)[len(samples) // 4]
+        samples = self._samples.setdefault(cell, _Samples())
+        samples.add(seconds)
+        self._typical[cell] = samples.typical
         if len(samples) <= _ENOUGH:
             self._concluded.clear()
 
@@ -68,18 +90,14 @@ class PassCosts:
         if self._is_settled(cell):
             return self._typical[cell]
         if cell not in self._concluded:
-            found = self._conclude(cell)
-            self._concluded[cell] = None if found is None else _HOPE * found
+            self._concluded[cell] = self._conclude(cell)
         return self._concluded[cell]
 
     def _is_settled(self, cell: Cell) -> bool:
-        return len(self._samples.get(cell, ())) >= _ENOUGH
+        return cell in self._samples and len(self._samples[cell]) >= _ENOUGH
 
     def _conclude(self, cell: Cell) -> float | None:
-        """By the plane through the steps of its kind, and how far off that is at the nearest of the same width.
-
-        No more than a wider step of as many requests took.
-        """
+        """By the plane through the steps of its kind, and how far off that is at the nearest of the same width."""
         rows, width = cell
         alike = [each for each in self._typical if (each[1] > 1) == (width > 1)]
         if not alike:
@@ -90,8 +108,7 @@ class PassCosts:
         if same_width:
             nearest = min(same_width, key=lambda each: abs(each[0] - rows))
             off = self._typical[nearest] / _at(plane, nearest)
-        wider = [seconds for each, seconds in self._typical.items() if each[0] == rows and each[1] > width]
-        return min([off * _at(plane, cell), *wider])
+        return off * _at(plane, cell)
 
     def save(self) -> None:
         """Write them for the next start. A cache that cannot be written costs no more than learning anew."""

@@ -6,13 +6,14 @@ A drafter always drafts its whole block; a window of w verifies w - 1 of its gue
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Protocol
 
 from dflash_trt.runtime.acceptance import Acceptance
 from dflash_trt.runtime.pass_costs import PassCosts
 from dflash_trt.runtime.request import Request
 
-_PROBING = 0.01
+_LOOKING = 0.01
 """Share of the time that may go into looking whether another window is better by now."""
 _MEMORY = 32
 """Verifications that a request's acceptance is estimated from."""
@@ -63,12 +64,13 @@ class AdaptiveWindow:
         self._block_size = block_size
         self._costs = costs
         self._of_all = Acceptance([_HOPEFUL] * (block_size - 1), weight=1, memory=_MEMORY_OF_ALL)
-        self._allowance = 0.0
-        """Seconds that a probe may lose."""
-        self._probes = 0
+        self._allowed = [0.0] * 4
+        """Seconds that a look at the whole block, at none of it, at one token less and at one more may lose."""
 
     def choose(self, requests: Sequence[Request]) -> list[int]:
         """See `WindowPolicy.choose`."""
+        if all(request.verify_window is not None for request in requests):
+            return [_width(request, 1) for request in requests]
         tokens = list(map(sum, zip(*map(self._expected, requests), strict=True)))
         seconds = [self._costs.seconds(len(requests), width) for width in self._widest(requests)]
         window = self._decide(tokens, seconds)
@@ -79,7 +81,6 @@ class AdaptiveWindow:
     ) -> None:
         """See `WindowPolicy.observe`."""
         self._costs.observe(len(requests), max(windows), seconds)
-        self._allowance += _PROBING * (self._costs.seconds(len(requests), max(windows)) or 0.0)
         for request, window, agreed in zip(requests, windows, accepted, strict=True):
             if window > 1:
                 self._of_all.observe(window - 1, agreed)
@@ -111,18 +112,19 @@ class AdaptiveWindow:
         unknown = [index + 1 for index, each in enumerate(seconds) if each is None]
         if unknown:
             return unknown[-1]
-        taken = [each or 0.0 for each in seconds]
+        # No pass takes longer than a wider one: where it seems to, it has only been seen on a bad day.
+        taken = list(accumulate((each or 0.0 for each in reversed(seconds)), min))[::-1]
         rates = [token / second for token, second in zip(tokens, taken, strict=True)]
         best = rates.index(max(rates))
-        probe = (self._block_size - 1, best - 1, 0, best + 1)[self._probes % 4]
-        if not 0 <= probe < self._block_size:
-            probe = best
-        loss = taken[probe] - tokens[probe] / rates[best]
-        if loss > self._allowance:
-            return best + 1
-        self._probes += 1
-        self._allowance -= loss
-        return probe + 1
+        for look, index in enumerate((self._block_size - 1, 0, best - 1, best + 1)):
+            if index == best or not 0 <= index < self._block_size:
+                continue
+            self._allowed[look] += _LOOKING / len(self._allowed) * taken[best]
+            loss = taken[index] - tokens[index] / rates[best]
+            if loss <= self._allowed[look]:
+                self._allowed[look] -= loss
+                return index + 1
+        return best + 1
 
 
 def _width(request: Request, window: int) -> int:

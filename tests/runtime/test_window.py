@@ -96,8 +96,28 @@ def test_it_beats_every_fixed_window_where_acceptance_changes() -> None:
     assert sum(machine.widths[700:1000]) > 6 * 300 and sum(machine.widths[1200:1450]) < 3 * 250
 
 
-def test_a_disturbed_clock_costs_little() -> None:
-    machine = Machine(on_a_cpu, steady(0.7), lambda step: 4, lambda random_: random_.choice([1, 1, 1, 1.5, 10]))
+def single_steps(random_: random.Random) -> float:
+    return random_.choice([1, 1, 1, 1.5, 10])
+
+
+class Stretches:
+    """The machine is slower for some fifty steps, then for some hundred not."""
+
+    def __init__(self) -> None:
+        self.slower = False
+
+    def __call__(self, random_: random.Random) -> float:
+        if random_.random() < (0.02 if self.slower else 0.01):
+            self.slower = not self.slower
+        return 1.5 if self.slower else 1.0
+
+
+@pytest.mark.parametrize("disturbance", [lambda: single_steps, Stretches])
+@pytest.mark.parametrize("likely", [0.5, 0.7, 0.9])
+def test_a_disturbed_clock_costs_little(
+    disturbance: Callable[[], Callable[[random.Random], float]], likely: float
+) -> None:
+    machine = Machine(on_a_cpu, steady(likely), lambda step: 4, disturbance(), steps=4000)
     best = max(machine.tokens_per_second(FixedWindow(window)) for window in range(1, 9))
     assert machine.tokens_per_second(AdaptiveWindow(8, PassCosts())) >= 0.97 * best
 
@@ -107,6 +127,21 @@ def test_looking_for_something_better_costs_a_hundredth() -> None:
     plain = machine.tokens_per_second(FixedWindow(1))
     assert machine.tokens_per_second(AdaptiveWindow(8, PassCosts())) >= 0.98 * plain
     assert max(machine.widths[10_000:]) == 8, "it never looked"
+
+
+def test_requests_with_windows_of_their_own_pay_for_no_look() -> None:
+    """A look costs those who are looked at no more than a hundredth of their own time."""
+    policy = AdaptiveWindow(8, PassCosts())
+    free, fixed = request([1], 100, limit=10**6), request([1], 100, limit=10**6)
+    fixed.verify_window = 1
+    seconds = []
+    for step in range(40_000):
+        requests = [free if step % 101 == 0 else fixed]
+        windows = policy.choose(requests)
+        policy.observe(requests, windows, [0], on_a_cpu(1, max(windows)))
+        if requests == [free]:
+            seconds.append(on_a_cpu(1, max(windows)))
+    assert sum(seconds[50:]) < 1.02 * len(seconds[50:]) * on_a_cpu(1, 1)
 
 
 @pytest.mark.parametrize("own", [1, 3, 8])
