@@ -112,7 +112,7 @@ class AdaptiveWindow:
         unknown = [index + 1 for index, each in enumerate(seconds) if each is None]
         if unknown:
             return unknown[-1]
-        # No pass takes longer than a wider one: where it seems to, it has only been seen on a bad day.
+        # No pass takes longer than a wider one: where it seems to, it was measured while the machine was slow.
         taken = list(accumulate((each or 0.0 for each in reversed(seconds)), min))[::-1]
         rates = [token / second for token, second in zip(tokens, taken, strict=True)]
         best = rates.index(max(rates))

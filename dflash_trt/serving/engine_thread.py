@@ -18,7 +18,7 @@ from dflash_trt.serving.snapshot import Snapshot
 
 _PATIENCE = 5.0
 """Seconds that a thread whose engine has failed gets to end: it may hang in an exchange with a rank that is gone."""
-_TOGETHER = 0.01
+_TOGETHER = 0.02
 """Seconds in which steps may be told of together. Each costs the event loop time, and so the thread: one interpreter
 has both."""
 
