@@ -61,7 +61,7 @@ class Workload:
     prompts: list[list[int]]
     max_tokens: int
     least: int
-    """Requests of a repeat, two a user where that is more."""
+    """Requests of a repeat, three a user where that is more."""
 
     @contextmanager
     def served(self) -> Iterator[httpx.AsyncClient]:
@@ -71,7 +71,7 @@ class Workload:
 
     def of(self, users: int) -> list[list[int]]:
         """The prompts of one repeat."""
-        return self.some(max(self.least, 2 * users))
+        return self.some(max(self.least, 3 * users))
 
     def some(self, count: int) -> list[list[int]]:
         """Prompts in turn."""
@@ -91,24 +91,22 @@ def workloads(directory: Path) -> list[Workload]:
         diaries = [llm.encode_chat([{"role": "user", "content": line}]) for line in lines]
     return [
         Workload("SmolLM2", smollm2, [prompt for prompt, _ in held_out()], max_tokens=24, least=5),
-        Workload("tiny", directory / "tiny", diaries, max_tokens=128, least=15),
+        Workload("tiny", directory / "tiny", diaries, max_tokens=128, least=30),
     ]
 
 
 async def sweep(workload: Workload, client: httpx.AsyncClient, repeats: int) -> Loads:
-    """Every mode in turn at every concurrency, after a shorter round in which costs are learned."""
+    """Every mode in turn at every concurrency; the first time, in which costs are learned, does not count."""
     loads: Loads = {users: {mode: [] for mode in MODES} for users in CONCURRENCY}
-    for mode in MODES:
-        for users in CONCURRENCY:
-            await closed_loop(client, workload.engine.name, workload.of(users), 16, users, **MODES[mode])
-    rounds = [(repeat, users) for repeat in range(repeats) for users in CONCURRENCY]
+    rounds = [(repeat, users) for repeat in range(1 + repeats) for users in CONCURRENCY]
     for repeat, users in track(rounds, f"{workload.name}: {len(MODES)} modes", console=Console(stderr=True)):
         turn = repeat % len(MODES)
         for mode in (*list(MODES)[turn:], *list(MODES)[:turn]):
             load = await closed_loop(
                 client, workload.engine.name, workload.of(users), workload.max_tokens, users, **MODES[mode]
             )
-            loads[users][mode].append(load)
+            if repeat > 0:
+                loads[users][mode].append(load)
     return loads
 
 
