@@ -12,7 +12,6 @@ from bisect import bisect_left, insort
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from statistics import fmean
 
 import numpy
 import torch
@@ -27,8 +26,11 @@ Cell = tuple[int, int]
 _SAMPLES = 512
 """The latest of a cell, of which the fastest quarter counts: what else a machine does makes steps slower, never faster,
 and often many in a row."""
-_ENOUGH = 2
-"""Samples of which one that is far off does not matter."""
+_ENOUGH = 3
+"""Samples of which one or two that are far off do not matter: a GPU's first pass of a shape, and the one that captures
+its graph."""
+_EQUAL = 1e-9
+"""Errors that differ by less are rounding."""
 _STORED = TypeAdapter(list[tuple[int, int, float]])
 _LOG = logging.getLogger(__name__)
 
@@ -53,7 +55,8 @@ class _Samples:
     @property
     def typical(self) -> float:
         """Of a step that nothing disturbs."""
-        return fmean(self._by_size[: -(-len(self) // 4)])
+        fastest = self._by_size[: -(-len(self) // 4)]
+        return sum(fastest) / len(fastest)
 
 
 class PassCosts:
@@ -65,9 +68,12 @@ class PassCosts:
 
     def __init__(self, file: Path | None = None) -> None:
         self._samples: dict[Cell, _Samples] = {}
-        self._typical: dict[Cell, float] = {}
-        self._concluded: dict[Cell, float | None] = {}
-        """Of cells that were not run; forgotten when another is."""
+        self._settled: dict[Cell, float] = {}
+        """What a step typically takes, of cells that have enough samples."""
+        self._planes: dict[bool, NDArray[numpy.float64]] = {}
+        """Through the settled cells that draft, and through those that do not."""
+        self._answers: dict[Cell, float | None] = {}
+        """Of `seconds`; what is concluded is forgotten, as planes are, when a cell settles."""
         self._file = file
         for rows, width, seconds in _read(file):
             for _ in range(_ENOUGH):
@@ -77,42 +83,44 @@ class PassCosts:
         """A step took so long; what a coarse clock calls nothing is not believed."""
         if seconds <= 0:
             return
-        cell = (rows, width)
-        samples = self._samples.setdefault(cell, _Samples())
+        samples = self._samples.setdefault((rows, width), _Samples())
         samples.add(seconds)
-        self._typical[cell] = samples.typical
-        if len(samples) <= _ENOUGH:
-            self._concluded.clear()
+        if len(samples) >= _ENOUGH:
+            self._settled[rows, width] = self._answers[rows, width] = samples.typical
+        if len(samples) == _ENOUGH:
+            self._planes.clear()
+            self._answers = dict(self._settled)
 
     def seconds(self, rows: int, width: int) -> float | None:
         """What such a step takes: measured, or concluded from what was; None before anything like it was."""
         cell = (rows, width)
-        if self._is_settled(cell):
-            return self._typical[cell]
-        if cell not in self._concluded:
-            self._concluded[cell] = self._conclude(cell)
-        return self._concluded[cell]
-
-    def _is_settled(self, cell: Cell) -> bool:
-        return cell in self._samples and len(self._samples[cell]) >= _ENOUGH
+        if cell not in self._answers:
+            self._answers[cell] = self._conclude(cell)
+        return self._answers[cell]
 
     def _conclude(self, cell: Cell) -> float | None:
-        """By the plane through the steps of its kind, and how far off that is at the nearest of the same width."""
+        """By the plane through the steps of its kind, and how far off that is at the nearest of the same width.
+
+        What a token more of each request takes, drafting steps of one width do not tell.
+        """
         rows, width = cell
-        alike = [each for each in self._typical if (each[1] > 1) == (width > 1)]
-        if not alike:
+        drafts = width > 1
+        alike = [each for each in self._settled if (each[1] > 1) == drafts]
+        if len({each[1] for each in alike}) < (2 if drafts else 1):
             return None
-        plane = _fit(alike, [self._typical[each] for each in alike])
+        if drafts not in self._planes:
+            self._planes[drafts] = _fit(alike, [self._settled[each] for each in alike])
+        plane = self._planes[drafts]
         same_width = [each for each in alike if each[1] == width]
         off = 1.0
         if same_width:
             nearest = min(same_width, key=lambda each: abs(each[0] - rows))
-            off = self._typical[nearest] / _at(plane, nearest)
+            off = self._settled[nearest] / _at(plane, nearest)
         return off * _at(plane, cell)
 
     def save(self) -> None:
         """Write them for the next start. A cache that cannot be written costs no more than learning anew."""
-        settled = [[*cell, seconds] for cell, seconds in sorted(self._typical.items()) if self._is_settled(cell)]
+        settled = [[*cell, seconds] for cell, seconds in sorted(self._settled.items())]
         if self._file is None or not settled:
             return
         part = self._file.with_suffix(f".{secrets.token_hex(8)}")
@@ -160,7 +168,7 @@ def _fit(cells: list[Cell], seconds: list[float]) -> NDArray[numpy.float64]:
     for used in ([0, 1, 2], [0, 1], [0, 2], [1, 2], [0], [1], [2]) if drafts else ([0, 1], [0], [1]):
         found = numpy.linalg.lstsq(features[:, used], numpy.ones(len(cells)), rcond=None)[0]
         error = float(numpy.square(features[:, used] @ found - 1).sum())
-        if found.min() >= 0 and error < least:
+        if found.min() >= 0 and error < least - _EQUAL:
             best, least = numpy.zeros(3), error
             best[used] = found
     return best

@@ -107,11 +107,11 @@ class AdaptiveWindow:
     def _decide(self, tokens: Sequence[float], seconds: Sequence[float | None]) -> int:
         """The best window, or another whose turn it is to be looked at, once that loses no more than is allowed.
 
-        Where nothing is known yet, the first step drafts and the second does not.
+        What is not known yet comes first: the whole block, then a single guess, then none.
         """
-        unknown = [index + 1 for index, each in enumerate(seconds) if each is None]
-        if unknown:
-            return unknown[-1]
+        for window in (self._block_size, 2, 1):
+            if seconds[window - 1] is None:
+                return window
         # No pass takes longer than a wider one: where it seems to, it was measured while the machine was slow.
         taken = list(accumulate((each or 0.0 for each in reversed(seconds)), min))[::-1]
         rates = [token / second for token, second in zip(tokens, taken, strict=True)]
