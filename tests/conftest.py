@@ -98,7 +98,7 @@ def cache_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests that name no seed draw the same in every run of a test."""
-    monkeypatch.setattr("dflash_trt.runtime.sampling_params.secrets.randbelow", random.Random(0).randrange)
+    monkeypatch.setattr("dflash_trt.runtime.sampling_params.randbelow", random.Random(0).randrange)
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from dflash_trt.engine.directory import Engine
 
 Cell = tuple[int, int]
 """Requests that decode, and tokens that the pass has of each."""
-_SAMPLES = 512
+_SAMPLES = 128
 """The latest of a cell, of which the fastest quarter counts: what else a machine does makes steps slower, never faster,
 and often many in a row."""
 _ENOUGH = 3
@@ -101,12 +101,13 @@ class PassCosts:
     def _conclude(self, cell: Cell) -> float | None:
         """By the plane through the steps of its kind, and how far off that is at the nearest of the same width.
 
-        What a token more of each request takes, drafting steps of one width do not tell.
+        None of another width than the only one so far: it does not tell what a token more takes.
         """
         rows, width = cell
         drafts = width > 1
         alike = [each for each in self._settled if (each[1] > 1) == drafts]
-        if len({each[1] for each in alike}) < (2 if drafts else 1):
+        widths = {each[1] for each in alike}
+        if width not in widths and len(widths) < 2:
             return None
         if drafts not in self._planes:
             self._planes[drafts] = _fit(alike, [self._settled[each] for each in alike])

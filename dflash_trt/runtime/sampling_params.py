@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from secrets import randbelow
 
 from dflash_trt.errors import UserError
 from dflash_trt.runtime.structured import StructuredOutputs
@@ -113,7 +113,7 @@ class SamplingParams:
 
     def each(self) -> list[SamplingParams]:
         """One set of parameters, with n = 1 and a seed, for every output asked for."""
-        first = secrets.randbelow(SEED_LIMIT - self.n) if self.seed is None else self.seed
+        first = randbelow(SEED_LIMIT - self.n) if self.seed is None else self.seed
         return [replace(self, n=1, seed=(first + i) % SEED_LIMIT) for i in range(self.n)]
 
 

@@ -18,8 +18,8 @@ from dflash_trt.runtime.step import Executor
 from dflash_trt.runtime.waiting import WaitingQueue
 from dflash_trt.runtime.window import WindowPolicy
 
-_PROMPTS = 8
-"""Of a step at most: however short, each has a pass of its own, for which others wait."""
+_MOST_PROMPTS = 8
+"""Of a step: however short, each has a pass of its own, for which others wait."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class Emission:
 class Scheduler:
     """In-flight batching over an executor's slots: a step is a chunk of prompts, then one pass of all that decode.
 
-    Prompts are run one after the other, by priority and then first come, first served; short ones share a step as far
-    as they are no longer than a chunk together. One of many chunks shares its turns with those of a single one, or of
-    which the caches have all but that, so that nobody who asks something short waits until it is through: they overtake
-    it every other step. Requests that decode keep to the front: request i of
-    `running` is in slot i, and when one ends, the last one moves into its slot. A prompt under way is somewhere behind
-    them, and so are kept sequences.
+    Prompts are run one after the other, by priority and then first come, first served; short ones share a step as
+    far as they are no longer than a chunk together, and are no more than eight. One of many chunks shares its turns
+    with those of a single one, or of which the caches have all but that, so that nobody who asks something short
+    waits until it is through: they overtake it every other step. Requests that decode keep to the front: request i
+    of `running` is in slot i, and when one ends, the last one moves into its slot. A prompt under way is somewhere
+    behind them, and so are kept sequences.
 
     For one thread: what adds and cancels is what steps.
 
@@ -143,7 +143,7 @@ class Scheduler:
         return self.prefilling is not None or bool(self.running)
 
     def step(self) -> list[Emission]:
-        """Run a chunk of the prompt whose turn it is, then give every running request its next tokens."""
+        """Run a chunk of prompts, then give every running request its next tokens."""
         self.ended = []
         self._leave_early()
         emissions = self._prefill()
@@ -166,16 +166,17 @@ class Scheduler:
                 self._end_prompt(self.prefilling)
 
     def _prefill(self) -> list[Emission]:
-        """A chunk of the prompt whose turn it is, and short ones after it, together no longer than the longest chunk.
+        """A chunk of the prompt whose turn it is, then others whose rest fits into what it left of the longest chunk.
 
-        A slot that waits empty for its prompt is one that a pass could have decoded for.
+        Until its prompt is through, a slot decodes nothing.
         """
         emissions: list[Emission] = []
-        room, prompt = self._executor.max_num_tokens, self._turn()
+        room, least = self._executor.max_num_tokens, -(-self._executor.max_num_tokens // _MOST_PROMPTS)
+        prompt = self._turn()
         while prompt is not None:
             start = prompt.kv_len
             emissions += self._run_chunk(prompt)
-            room -= max(prompt.kv_len - start, self._executor.max_num_tokens // _PROMPTS)
+            room -= max(prompt.kv_len - start, least)
             prompt = self._another(room)
         return emissions
 
@@ -195,12 +196,14 @@ class Scheduler:
 
     def _another(self, room: int) -> Prefill | None:
         """Who is next, if the rest of its prompt is no longer than that."""
-        if self.prefilling is not None or not self._has_place or self._slots.rest(self.waiting.first) > room:
+        if room <= 0 or self.prefilling is not None or not self._has_place:
+            return None
+        if self._slots.rest(self.waiting.first) > room:
             return None
         return self._slots.admit(self.waiting.pop())
 
     def _turn(self) -> Prefill | None:
-        """The prompt that runs a chunk now."""
+        """The prompt that runs a chunk first."""
         under_way = self.prefilling
         if under_way is None:
             self._overtook = False

@@ -37,15 +37,14 @@ class WaitingQueue:
     @property
     def first(self) -> Request:
         """The one whose turn it is."""
-        return self._next[0][2]
+        return self._heap_of_first[0][2]
 
     def pop(self) -> Request:
         """Take that one."""
-        return heappop(self._next)[2]
+        return heappop(self._heap_of_first)[2]
 
     @property
-    def _next(self) -> list[_Entry]:
-        """The heap that it is in."""
+    def _heap_of_first(self) -> list[_Entry]:
         return min((heap for heap in (self._short, self._others) if heap), key=lambda heap: heap[0])
 
     def pop_short(self, priority: int, is_short: Callable[[Request], bool]) -> Request | None:

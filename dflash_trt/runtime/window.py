@@ -6,7 +6,6 @@ A drafter always drafts its whole block; a window of w verifies w - 1 of its gue
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 from typing import Protocol
 
 from dflash_trt.runtime.acceptance import Acceptance
@@ -112,8 +111,7 @@ class AdaptiveWindow:
         for window in (self._block_size, 2, 1):
             if seconds[window - 1] is None:
                 return window
-        # No pass takes longer than a wider one: where it seems to, it was measured while the machine was slow.
-        taken = list(accumulate((each or 0.0 for each in reversed(seconds)), min))[::-1]
+        taken = [each for each in seconds if each is not None]
         rates = [token / second for token, second in zip(tokens, taken, strict=True)]
         best = rates.index(max(rates))
         for look, index in enumerate((self._block_size - 1, 0, best - 1, best + 1)):
@@ -122,7 +120,7 @@ class AdaptiveWindow:
             self._allowed[look] += _LOOKING / len(self._allowed) * taken[best]
             loss = taken[index] - tokens[index] / rates[best]
             if loss <= self._allowed[look]:
-                self._allowed[look] -= loss
+                self._allowed[look] = 0.0  # also where a larger batch saved for a look at it
                 return index + 1
         return best + 1
 

@@ -117,7 +117,7 @@ def started(prompts: list[int], chunk: int) -> list[int]:
     for length in prompts:
         if length > room:
             step, length, room = step - (-length // chunk), (length - 1) % chunk + 1, chunk
-        room -= max(length, chunk // 8)
+        room -= max(length, -(-chunk // 8))
         steps.append(step)
     return steps
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dflash_trt.runtime.llm import LLM
-from dflash_trt.runtime.pass_costs import PassCosts, costs_file
+from dflash_trt.runtime.pass_costs import _SAMPLES, PassCosts, costs_file
 from tests.conftest import Engines
 
 
@@ -81,13 +81,13 @@ def test_the_fastest_quarter_of_the_latest_counts(latest: list[float], before: i
     costs = PassCosts()
     for seconds in [1e-6] * before + latest * 20:
         costs.observe(1, 8, seconds)
-    kept = ([1e-6] * before + latest * 20)[-512:]
+    kept = ([1e-6] * before + latest * 20)[-_SAMPLES:]
     assert costs.seconds(1, 8) == pytest.approx(fmean(sorted(kept)[: -(-len(kept) // 4)]))
 
 
 def test_memory_does_not_grow() -> None:
     costs = learned([(1, 8)], repeats=10_000)
-    assert sum(map(len, costs._samples.values())) == 512
+    assert sum(map(len, costs._samples.values())) == _SAMPLES
 
 
 def test_they_are_remembered(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_batch_size=st.integers(1, 4),
         unused=st.integers(0, 1),
         window=st.integers(1, 4),
-        chunk=st.integers(1, 6),
+        chunk=st.integers(1, 6) | st.integers(8, 40),
         reuse=st.booleans(),
     )
     def start(self, max_batch_size: int, unused: int, window: int, chunk: int, reuse: bool) -> None:
@@ -162,8 +162,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         while turn is not None:
             chunk = passes.pop(0)
             assert len(chunk.slots) == 1 and decoding <= chunk.slots[0] < self.max_batch_size
-            room -= chunk.q_len[0]
-            assert room >= 0
+            assert chunk.q_len[0] <= room
+            room -= max(chunk.q_len[0], -(-self.executor.max_num_tokens // 8))
             is_through = turn.request in emitted
             assert is_through or (under_way is not None and under_way.request is turn.request)
             decoding += is_through and (emitted.count(turn.request) > 1 or turn.finish_reason is None)
