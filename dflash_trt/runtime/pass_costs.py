@@ -160,13 +160,14 @@ def _read(file: Path | None) -> list[tuple[int, int, float]]:
 def _fit(cells: list[Cell], seconds: list[float]) -> NDArray[numpy.float64]:
     """What a step, a row and a token take, none of them negative: least squares of relative errors.
 
-    Cells are of one kind; those that do not draft have one token a row, so that rows tell all.
+    Cells are of one kind; those that do not draft have one token a row, so that rows tell all. What they leave open is
+    taken for the cheapest to more requests: what seems cheap is run, and known after that.
     """
     taken = numpy.array(seconds)[:, None]
     features = numpy.array([(1, rows, rows * width) for rows, width in cells]) / taken
     best, least = numpy.zeros(3), float("inf")
     drafts = cells[0][1] > 1
-    for used in ([0, 1, 2], [0, 1], [0, 2], [1, 2], [0], [1], [2]) if drafts else ([0, 1], [0], [1]):
+    for used in ([0], [0, 2], [0, 1], [0, 1, 2], [1, 2], [1], [2]) if drafts else ([0], [0, 1], [1]):
         found = numpy.linalg.lstsq(features[:, used], numpy.ones(len(cells)), rcond=None)[0]
         error = float(numpy.square(features[:, used] @ found - 1).sum())
         if found.min() >= 0 and error < least - _EQUAL:

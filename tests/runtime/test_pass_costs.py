@@ -51,6 +51,12 @@ def test_the_rest_is_concluded(cell: tuple[int, int]) -> None:
     assert costs.seconds(*cell) == pytest.approx(true_seconds(*cell))
 
 
+def test_more_requests_are_hoped_to_take_no_longer() -> None:
+    costs = learned([(4, 1), (4, 8), (4, 2)])
+    assert costs.seconds(16, 1) == pytest.approx(true_seconds(4, 1))
+    assert costs.seconds(16, 8) == pytest.approx(true_seconds(4, 8) + 4 * (true_seconds(4, 8) - true_seconds(4, 2)))
+
+
 def test_disturbances_do_not_count() -> None:
     random_, costs = random.Random(0), PassCosts()
     for _ in range(200):
