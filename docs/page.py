@@ -19,7 +19,7 @@ from dflash_trt.serving.server import bind
 from dflash_trt.serving.settings import ServerSettings
 
 MESSAGES = ("Write a Python function that reverses a string.", "Now make it reverse a list.")
-SIZE = {"width": 860, "height": 830}
+SIZE = {"width": 860, "height": 860}
 
 llm = LLM(sys.argv[1], device="cpu")
 app = create_app(llm, ServerSettings(model_name="smollm2-135m"))

@@ -361,7 +361,7 @@ def test_it_says_why_no_draft_token_is_shown(
 
 def test_a_verify_window_can_be_chosen(page: Page, browser: Browser, alone: LLM) -> None:
     options = page.get_by_label("Verify window").locator("option")
-    assert options.all_text_contents() == ["server’s (8)", "off (1)", *"2345678"]
+    assert options.all_text_contents() == ["default (8)", "off (1)", *"2345678"]
     with page.expect_request("**/v1/chat/completions") as sent:
         send(page, MESSAGE)
     assert "verify_window" not in sent.value.post_data_json
