@@ -359,6 +359,22 @@ def test_it_says_why_no_draft_token_is_shown(
             assert page.locator(".answer .draft").count() > 0
 
 
+def test_it_says_why_before_a_long_answer_ends(browser: Browser, alone: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alone, "windows", lambda window: NeverWorthIt())
+    with running(alone) as server, browser.new_page() as page:
+        page.goto(server.url)
+        page.route("**/v1/chat/completions", never_ending)
+        page.get_by_label("Max tokens").fill("480")
+        send(page, MESSAGE)
+        expect(page.locator(".note")).to_have_text(
+            re.compile("No draft tokens: the server now verifies 1 token a pass")
+        )
+        expect(page.get_by_role("status")).to_have_text("Answering. Esc or Stop ends it.")
+        page.keyboard.press("Escape")
+        numbers(page)
+        assert [note.split(":")[0] for note in notes(page)] == ["Stopped by you.", "No draft tokens"]
+
+
 def test_a_verify_window_can_be_chosen(page: Page, browser: Browser, alone: LLM) -> None:
     options = page.get_by_label("Verify window").locator("option")
     assert options.all_text_contents() == ["default (8)", "off (1)", *"2345678"]
