@@ -19,7 +19,7 @@ from dflash_trt.serving.server import bind
 from dflash_trt.serving.settings import ServerSettings
 
 MESSAGES = ("Write a Python function that reverses a string.", "Now make it reverse a list.")
-SIZE = {"width": 860, "height": 830}
+SIZE = {"width": 860, "height": 860}
 
 llm = LLM(sys.argv[1], device="cpu")
 app = create_app(llm, ServerSettings(model_name="smollm2-135m"))
@@ -32,10 +32,11 @@ with bind("127.0.0.1", 0) as bound, sync_playwright() as playwright:
     page = browser.new_page(viewport=SIZE, device_scale_factor=1.5)
     page.goto(f"http://127.0.0.1:{bound.getsockname()[1]}")
     page.get_by_label("Max tokens").fill("120")
+    page.get_by_label("Verify window").select_option("3")  # on a busy machine "auto" may draft nothing
     for message in MESSAGES:
         page.get_by_label("Message").fill(message)
         page.get_by_label("Message").press("Enter")
-        page.get_by_role("button", name="Send").wait_for(timeout=300_000)
+        page.get_by_role("button", name="Send", exact=True).wait_for(timeout=300_000)
     page.screenshot(path=str(Path(__file__).with_name("page.png")))
     browser.close()
     server.should_exit = True

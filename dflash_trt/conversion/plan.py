@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 
+from dflash_trt.checkpoint.example_prompts import example_prompts_file
 from dflash_trt.checkpoint.json_object import JsonObject
 from dflash_trt.checkpoint.open_checkpoint import DrafterCheckpoint, TargetCheckpoint
 from dflash_trt.checkpoint.quantization_config import (
@@ -112,7 +113,8 @@ def plan_target(target: TargetCheckpoint, formats: Formats) -> ModelPlan:
 def plan_drafter(drafter: DrafterCheckpoint, formats: Formats) -> ModelPlan:
     """As `plan_target`, of a drafter."""
     _refuse_quantized(drafter.path, drafter.config.quantization)
-    return _plan(drafter_manifest(drafter), [], _read_config(drafter.path), _code(drafter.path), formats, "drafter_")
+    files = _code(drafter.path) | example_prompts_file(drafter.path)
+    return _plan(drafter_manifest(drafter), [], _read_config(drafter.path), files, formats, "drafter_")
 
 
 def _plan(

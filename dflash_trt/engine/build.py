@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from dflash_trt import __version__
+from dflash_trt.checkpoint.example_prompts import example_prompts_file
 from dflash_trt.checkpoint.open_checkpoint import DrafterCheckpoint, TargetCheckpoint
 from dflash_trt.checkpoint.pairing import check_pairing
 from dflash_trt.checkpoint.safetensors_writer import TensorSpec
@@ -37,8 +38,8 @@ class Build:
     config: EngineConfig
     target: Part
     drafter: Part
-    tokenizer: dict[str, bytes]
-    """The tokenizer's files by name."""
+    files: dict[str, bytes]
+    """The tokenizer's files and the drafter's example prompts, by name."""
     output_dir: Path
     """Where the engine directory will stand, links followed."""
 
@@ -72,7 +73,7 @@ class Build:
             check_builds_here(builder)
         with written_whole(self.output_dir) as directory:
             with access(self.output_dir, "written"):
-                _write_small_files(directory, self.config, self.tokenizer)
+                _write_small_files(directory, self.config, self.files)
             if builder.tensorrt is None:
                 self.write_weights(directory, workers, progress)
             else:
@@ -149,7 +150,7 @@ def plan_build(
     tokenizer = tokenizer_files(target.path)
     _check_tokenizer(tokenizer, engine_config, target.path)
     check_copies(target, drafter)
-    return Build(engine_config, target_part, drafter_part, tokenizer, place)
+    return Build(engine_config, target_part, drafter_part, tokenizer | example_prompts_file(drafter.path), place)
 
 
 def _part(manifest: Manifest, config: BuildConfig) -> Part:
@@ -200,9 +201,9 @@ def _check_length(target: TargetCheckpoint, config: BuildConfig) -> None:
         )
 
 
-def _write_small_files(directory: Path, config: EngineConfig, tokenizer: dict[str, bytes]) -> None:
+def _write_small_files(directory: Path, config: EngineConfig, files: dict[str, bytes]) -> None:
     write_config(directory, config)
-    for name, content in tokenizer.items():
+    for name, content in files.items():
         (directory / name).write_bytes(content)
 
 

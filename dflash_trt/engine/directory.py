@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter, ValidationError
 
 from dflash_trt import __version__
+from dflash_trt.checkpoint.example_prompts import EXAMPLE_PROMPTS_FILE
 from dflash_trt.checkpoint.pairing import check_pairing
 from dflash_trt.checkpoint.target import CONFIG_FILE
 from dflash_trt.checkpoint.tokenizer import TOKENIZER_FILES, load_tokenizer
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 _CONFIG = TypeAdapter(EngineConfig)
-_ENTRIES = {CONFIG_FILE, "target", "drafter", *TOKENIZER_FILES}
+_ENTRIES = {CONFIG_FILE, "target", "drafter", EXAMPLE_PROMPTS_FILE, *TOKENIZER_FILES}
 """All that a build writes."""
 
 

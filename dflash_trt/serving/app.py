@@ -77,7 +77,7 @@ def create_app(llm: LLM, settings: ServerSettings) -> FastAPI:
         chat_router(service),
         tokenization_router(service),
         operations_router(service, metrics),
-        page_router(),
+        page_router(service),
     ):
         app.include_router(router)
     answer_errors(app)

@@ -4,16 +4,37 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 from importlib.resources import files
+from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import HTMLResponse
 
+from dflash_trt.checkpoint.example_prompts import read_example_prompts
+from dflash_trt.serving.service import Service
 
-def page_router() -> APIRouter:
-    """The page, which may run its own script and style, and connect to this server; nothing else."""
+_CHAT_PROMPTS = (
+    "Write a Python function that merges two sorted lists.",
+    "A train travels 180 km in 2.5 hours. What is its average speed?",
+    "Explain in three sentences why the sky is blue.",
+)
+"""For any model that was trained to answer, where its drafter brings none of its own."""
+_TEXT_PROMPTS = ("def fibonacci(n):", "Once upon a time", "The three primary colours are")
+"""As `_CHAT_PROMPTS`, for models that only continue a text."""
+_OFFERED = 4
+"""Prompts that the page has room for."""
+
+
+def page_router(service: Service) -> APIRouter:
+    """The page, which may run its own script and style, and connect to this server; nothing else.
+
+    Raises:
+        UserError: the engine's example prompts cannot be read.
+    """
     html = (files("dflash_trt.serving") / "page.html").read_text(encoding="utf-8")
+    html = html.replace("{{engine}}", json.dumps(_told(service)).replace("<", r"\u003c"))  # "</script>" would end it
     policy = "; ".join(
         (
             "default-src 'none'",
@@ -39,6 +60,21 @@ def page_router() -> APIRouter:
         return HTMLResponse(html, headers=headers)
 
     return router
+
+
+def _told(service: Service) -> dict[str, Any]:
+    """What the page knows of the engine and the server from the start. None of it is secret: no key opens the page."""
+    has_template = service.llm.tokenizer.chat_template is not None
+    prompts = read_example_prompts(service.llm.engine.path) or (_CHAT_PROMPTS if has_template else _TEXT_PROMPTS)
+    return {
+        "model": service.settings.model_name,
+        "chat": has_template,
+        "max_seq_len": service.llm.executor.max_seq_len,
+        "block_size": service.llm.executor.block_size,
+        "verify_window": service.settings.verify_window,
+        "needs_key": bool(service.settings.api_keys),
+        "prompts": prompts[:_OFFERED],
+    }
 
 
 def _hash_of(tag: str, html: str) -> str:

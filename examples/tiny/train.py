@@ -315,7 +315,8 @@ def main(output_dir: Path) -> None:
     (output_dir / "drafter/config.json").write_text(json.dumps(config, indent=2) + "\n")
     weights = {name: tensor.half() for name, tensor in drafter.state_dict().items()}
     save_file(weights, output_dir / "drafter/model.safetensors", metadata={"format": "pt"})
-    (output_dir / "prompts.txt").write_text("".join(f"{ask}\n" for ask in held_out), encoding="utf-8")
+    for file, asks in (("prompts.txt", held_out), ("drafter/example_prompts.txt", held_out[:3])):
+        (output_dir / file).write_text("".join(f"{ask}\n" for ask in asks), encoding="utf-8")
 
     console.print(f"made in {time.perf_counter() - begun:.0f} s")
     prompts = [prompt(ask, 0) for ask in held_out]

@@ -143,3 +143,10 @@ def test_refuses_what_is_quantized_already(tmp_path: Path, qformat: Any) -> None
         plan_target(open_target(tmp_path / "target"), Formats(qformat))
     with pytest.raises(UserError, match=r"drafter: is quantized already \(FP8\)"):
         plan_drafter(open_drafter(tmp_path / "drafter"), Formats(qformat))
+
+
+def test_a_drafters_example_prompts_go_with_it(pair: MakePair) -> None:
+    drafter = pair("llama", torch.bfloat16) / "drafter"
+    (drafter / "example_prompts.txt").write_bytes("Où?\n".encode())
+    files = plan_drafter(open_drafter(drafter), Formats("fp8")).files
+    assert files["example_prompts.txt"] == "Où?\n".encode()

@@ -63,6 +63,13 @@ def test_directory_is_complete(pair: Path) -> None:
     assert engine.config.builder.backend == "torch" and engine.config.builder.version == torch.__version__
 
 
+def test_a_drafters_example_prompts_are_among_it(pair: Path) -> None:
+    (pair / "drafter/example_prompts.txt").write_bytes("Où?\n".encode())
+    for _ in range(2):  # an engine that has them can be replaced
+        build(pair, pair / "engine")
+    assert (pair / "engine/example_prompts.txt").read_bytes() == "Où?\n".encode()
+
+
 def test_plan_is_what_is_written(pair: Path) -> None:
     before = sorted(pair.iterdir())
     planned = plan(pair)
