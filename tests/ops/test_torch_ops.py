@@ -14,6 +14,7 @@ from dflash_trt.ops.base import LayerCache, Linear, RotaryTable
 from dflash_trt.ops.torch_ops import TorchOps
 from dflash_trt.quantization.fp8 import FP8Tensor, dequantize_fp8, quantize_fp8
 from dflash_trt.quantization.nvfp4 import dequantize_nvfp4, quantize_nvfp4
+from tests.closeness import last_places
 from tests.models.eager import span
 
 OPS = TorchOps()
@@ -48,7 +49,7 @@ def test_linear_of_a_quantized_weight(dtype: torch.dtype, algo: str, bias: bool)
     expected = F.linear(x.double(), decoded.double())
     expected = expected if linear.bias is None else expected + linear.bias.double()
     # Weights are float32 products of codes and scales here, and there sums are scaled: two roundings to float32 apart.
-    tolerance = {} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+    tolerance = {} if dtype == torch.bfloat16 else last_places(96)
     torch.testing.assert_close(OPS.linear(x, linear), expected.to(dtype), **tolerance)
 
 
