@@ -243,6 +243,20 @@ def test_edges_of_windows_and_of_blocks_of_keys(window: int, causal: bool) -> No
         assert_attends(given.with_unseen_unknown().attended(interpret=True), given)
 
 
+@pytest.mark.parametrize("fp8_cache", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_a_key_of_nan_is_in_no_row_before_it(dtype: torch.dtype, fp8_cache: bool) -> None:
+    """As `kv_write` writes a position that is not finite; to the bit, and rows that see it are NaN."""
+    given = random_pass(dtype, 32, [(37, 6, 0), (3, 6, 1)], rows=6, ratio=2, positions=64, fp8_cache=fp8_cache)
+    expected = given.attended(interpret=True)
+    given.k_cache[0, :, 40] = torch.full((32,), torch.nan).to(given.k_cache.dtype)
+    given.v_cache[0, :, 40] = 0
+    for interpret in (False, True):
+        actual = given.attended(interpret=interpret)
+        assert actual[0, 3:].isnan().all() and actual[0, :3].isfinite().all() and actual[1].isfinite().all()
+    assert torch.equal(actual[0, :3], expected[0, :3]) and torch.equal(actual[1], expected[1])
+
+
 @pytest.mark.parametrize("window", [0, 20])
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("length", [0, 37])
