@@ -31,7 +31,9 @@ def kv_write(
 
     Keys become rms_norm(k) * k_norm, the mean in float32, rounded to their type as torch's rms_norm rounds; then they
     are rotated in float32 (NeoX pairing (i, i + d / 2)) and rounded once. An FP8 cache takes
-    e4m3(clip(x / scale, -448, 448)) of both, ties to even. Positions past the cache's end are not written.
+    e4m3(clip(x / scale, -448, 448)) of both, ties to even. Where a head's key or value is not finite, its key becomes
+    NaN and its value zero, so that attention which masks the position multiplies numbers only. Positions past the
+    cache's end are not written.
 
     Args:
         keys, values: [B, T, layers, KV heads, d] bfloat16, float16 or float32; d a multiple of 16 up to 256.
@@ -90,8 +92,10 @@ def kv_write_reference(
     if k_norm is not None:
         written = rms_norm(written, k_norm[:, None], eps)
     written = rotate(written, cos[position][:, None, None], sin[position][:, None, None])
-    k_cache[:, slot, :, position] = _stored(written, k_scale)
-    v_cache[:, slot, :, position] = _stored(values[sequence, step], v_scale)
+    stored = values[sequence, step]
+    is_finite = (written.isfinite() & stored.isfinite()).all(-1, keepdim=True)
+    k_cache[:, slot, :, position] = _stored(written.where(is_finite, float("nan")), k_scale)
+    v_cache[:, slot, :, position] = _stored(stored.where(is_finite, 0.0), v_scale)
 
 
 def _stored(x: Tensor, scale: Tensor | None) -> Tensor:

@@ -104,6 +104,16 @@ def dflash_kv_write(
     key_low = (low * cosine - high * sine).to(dtype)
     key_high = (high * cosine + low * sine).to(dtype)
 
+    # Zero, or NaN where one of them is not finite.
+    key_low, key_high = key_low.to(tl.float32), key_high.to(tl.float32)
+    value_low, value_high = value_low.to(tl.float32), value_high.to(tl.float32)
+    mark = tl.sum(key_low * 0.0 + key_high * 0.0 + value_low * 0.0 + value_high * 0.0, axis=1)
+    finite = (mark == 0.0)[:, None]
+    key_low = tl.where(finite, key_low, float("nan")).to(dtype)
+    key_high = tl.where(finite, key_high, float("nan")).to(dtype)
+    value_low = tl.where(finite, value_low, 0.0).to(dtype)
+    value_high = tl.where(finite, value_high, 0.0).to(dtype)
+
     cache_row = ((layer.to(tl.int64) * cache_slots + slot) * kv_heads + kv_head) * positions + position
     target = cache_row[:, None] * HEAD_DIM + column
     if k_cache.dtype.element_ty == tl.uint8:

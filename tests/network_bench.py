@@ -48,6 +48,10 @@ class Bench:
     def run(self, *layers: trt.ILayer | trt.ITensor) -> list[Tensor]:
         for layer in layers:
             self.mark(layer)
+        return self.outputs()
+
+    def outputs(self) -> list[Tensor]:
+        """The values of all tensors that were made outputs, in that order."""
         return list(NetworkInterpreter([self.network]).run([self.given])[0].values())
 
     def value(self, layer: trt.ILayer | trt.ITensor) -> Tensor:

@@ -129,22 +129,25 @@ def _dequantized(name: str, tensors: dict[str, Tensor]) -> Tensor:
 
 
 def fake_fp8(x: Tensor, scale: Tensor) -> Tensor:
-    """e4m3(clip(x / scale)) * scale."""
-    codes = (x / scale.double()).clamp(-448, 448).to(torch.float8_e4m3fn)
+    """e4m3(clip(x / scale)) * scale, what is rounded in float32."""
+    codes = (x.float() / scale).clamp(-448, 448).to(torch.float8_e4m3fn)
     return codes.double() * scale.double()
 
 
 def fake_nvfp4(x: Tensor, scale: Tensor) -> Tensor:
     """The nearest e2m1 value times e4m3(block amax / (6 * scale)) * scale, block by block of 16."""
-    blocks = x.unflatten(-1, (-1, 16))
+    blocks = x.float().unflatten(-1, (-1, 16))
     amax = blocks.abs().amax(-1, keepdim=True)
-    block_scale = (amax.float() / (6 * scale)).clamp(max=448).to(torch.float8_e4m3fn).float() * scale
-    nearest = (blocks / block_scale.double()).unsqueeze(-1).sub(E2M1).abs().argmin(-1)
+    block_scale = (amax / (6 * scale)).clamp(max=448).to(torch.float8_e4m3fn).float() * scale
+    nearest = (blocks / block_scale).unsqueeze(-1).sub(E2M1).abs().argmin(-1)
     return (E2M1[nearest].float() * block_scale).double().flatten(-2)
 
 
 class FakeFP8Cache(DynamicCache):
-    """transformers' cache, of keys and values that were FP8 in a checkpoint's scales; `prefix` names its layers."""
+    """transformers' cache, of keys and values that were FP8 in a checkpoint's scales, times these in float32.
+
+    `prefix` names its layers.
+    """
 
     def __init__(self, directory: Path, prefix: str) -> None:
         super().__init__()
@@ -157,4 +160,5 @@ class FakeFP8Cache(DynamicCache):
         attention = f"{self._prefix}layers.{layer_idx}.self_attn"
         key_states = fake_fp8(key_states, self._scales[f"{attention}.k_proj.k_scale"])
         value_states = fake_fp8(value_states, self._scales[f"{attention}.v_proj.v_scale"])
+        key_states, value_states = (part.float().double() for part in (key_states, value_states))
         return super().update(key_states, value_states, layer_idx, *args, **kwargs)

@@ -14,15 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.closeness import close
 from tests.network_bench import Bench
 from tests.network_formats import NetworkFault
 
 SOFTMAX = trt.AttentionNormalizationOp.SOFTMAX
 CAUSAL = trt.CausalMaskKind
-
-
-def close(value: Tensor, expected: Tensor) -> bool:
-    return value.dtype == expected.dtype and torch.allclose(value, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])

@@ -148,11 +148,12 @@ def run(
         generation = _decode(llm.stream(encoded, params, verify_window=1 if no_speculation else verify_window))
     if output_format == "json":
         click.echo(json.dumps(as_json(prompts, generation), ensure_ascii=False))
-        return
-    for prompt, output in zip(prompts, generation, strict=True):
-        for completion in output.outputs:
-            click.echo(f"> {prompt}\n{completion.text}\n")
-    click.echo(_summary(generation, sampled=params.temperature > 0), err=True)
+    else:
+        for prompt, output in zip(prompts, generation, strict=True):
+            for completion in output.outputs:
+                click.echo(f"> {prompt}\n{completion.text}\n")
+        click.echo(_summary(generation, sampled=params.temperature > 0), err=True)
+    _refuse_errors(generation)
 
 
 def _form(json_schema: str | None, regex: str | None, grammar: Path | None) -> StructuredOutputs | None:
@@ -206,6 +207,7 @@ def as_json(prompts: tuple[str, ...], generation: Generation) -> dict[str, Any]:
                 "token_ids": completion.token_ids,
                 "finish_reason": completion.finish_reason,
                 "seed": completion.seed,
+                **({} if completion.error is None else {"error": completion.error}),
                 **(
                     {} if completion.logprobs is None else {"logprobs": [_logprobs(one) for one in completion.logprobs]}
                 ),
@@ -222,6 +224,24 @@ def as_json(prompts: tuple[str, ...], generation: Generation) -> dict[str, Any]:
             "target_passes": generation.target_passes,
         },
     }
+
+
+def _refuse_errors(generation: Generation) -> None:
+    """Say which outputs ended in an error, once all have been printed.
+
+    Raises:
+        UserError: some did.
+    """
+    failed = [
+        (index, completion.error)
+        for index, output in enumerate(generation)
+        for completion in output.outputs
+        if completion.error is not None
+    ]
+    if failed:
+        index, error = failed[0]
+        others = f" (and {len(failed) - 1} more outputs ended in an error)" if len(failed) > 1 else ""
+        raise UserError(f"prompt {index}: {error}{others}")
 
 
 def _logprobs(found: TokenLogprobs) -> dict[str, Any]:

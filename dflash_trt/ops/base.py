@@ -122,14 +122,19 @@ class Ops(Protocol):
     def kv_cache_update(self, cache: LayerCache, keys: Tensor, values: Tensor, span: Span) -> LayerCache:
         """Write keys and values [B, KV heads, T, d] at the span's rows; the result holds them.
 
-        A cache with scales holds e4m3(clip(k / key_scale, -448, 448)), and values likewise.
+        A cache with scales holds e4m3(clip(k / key_scale, -448, 448)), and values likewise; what decides such a
+        rounding is float32. Where a head's key or value is not finite, its key becomes NaN and its value zero: a row
+        that sees it is NaN, and one that does not multiplies nothing but numbers.
         """
 
     def attention_mask(self, span: Span, *, causal: bool, window: int | None) -> Mask:
         """Row at position p sees key k of its slot up to the last row, where k <= p if causal, |p - k| < window."""
 
     def attention(self, q: Tensor, cache: LayerCache, span: Span, mask: Mask) -> Tensor:
-        """softmax(q k / sqrt(d)) v over the visible keys: [B, H, T, d] -> [B, H, T, d], H a multiple of KV heads."""
+        """softmax(q k / sqrt(d)) v over the visible keys: [B, H, T, d] -> [B, H, T, d], H a multiple of KV heads.
+
+        No other key or value has any part in it, finite or not.
+        """
 
     def expand_vocabulary(self, logits: Tensor, offsets: Tensor, vocab_size: int) -> Tensor:
         """Logits [..., R] of part of a vocabulary, row i for token i + `offsets[i]` -> [..., V], -inf elsewhere."""

@@ -95,6 +95,10 @@ class Layers:
         """a > b."""
         return self._elementwise(a, b, self.trt.ElementWiseOperation.GREATER)
 
+    def equal(self, a: NetworkTensor, b: NetworkTensor) -> NetworkTensor:
+        """a == b."""
+        return self._elementwise(a, b, self.trt.ElementWiseOperation.EQUAL)
+
     def both(self, a: NetworkTensor, b: NetworkTensor) -> NetworkTensor:
         """a and b."""
         return self._elementwise(a, b, self.trt.ElementWiseOperation.AND)

@@ -146,6 +146,7 @@ class TensorRTOps:
     def kv_cache_update(self, cache: LayerCache, keys: Any, values: Any, span: Span) -> LayerCache:
         """See `Ops.kv_cache_update`; rows past the end of the caches are dropped."""
         assert isinstance(span, NetworkSpan)
+        keys, values = self._marked(keys, values)
         return LayerCache(
             self._updated(cache.keys, keys, span.kv_len), self._updated(cache.values, values, span.kv_len)
         )
@@ -185,6 +186,16 @@ class TensorRTOps:
         """[B] position of the last row that counts."""
         layers = self.layers
         return layers.subtract(layers.add(span.kv_len, span.q_len), layers.integers([1]))
+
+    def _marked(self, keys: NetworkTensor, values: NetworkTensor) -> tuple[NetworkTensor, NetworkTensor]:
+        """Keys NaN and values zero where a head's are not finite."""
+        layers = self.layers
+        both = layers.wide(layers.concat_last([keys, values]))
+        # Finite over infinity is zero, all else NaN; a product with zero might be simplified.
+        mark = layers.mean_of_last(layers.divide(both, layers.number(math.inf, both)))
+        is_finite = layers.equal(mark, layers.number(0.0, mark))
+        nothing, nan = (layers.number(number, keys) for number in (0.0, math.nan))
+        return layers.select(is_finite, keys, nan), layers.select(is_finite, values, nothing)
 
     def _updated(self, cache: NetworkTensor, rows: NetworkTensor, starts: NetworkTensor) -> NetworkTensor:
         updated = self.layers.kv_cache_update(cache, rows, starts)

@@ -22,6 +22,7 @@ class TorchOps:
     The last bits of a sum depend on how many rows a pass has. Where activations are quantized, one part in 10^7 may
     decide a rounding and become one in 16, and a token may follow from the size of a batch. So sums that lead to such a
     rounding are taken in float64 and rounded back, which hides their order: those of quantized layers and of attention.
+    A model in float64 rounds to float32 before it rounds to e4m3 or e2m1.
     """
 
     quantizes_activations: bool = field(default=False, kw_only=True)
@@ -94,6 +95,9 @@ class TorchOps:
 
     def kv_cache_update(self, cache: LayerCache, keys: Tensor, values: Tensor, span: Span) -> LayerCache:
         rows = (span.slots[:, None], slice(None), span.positions)
+        # Zero, or NaN where a head's key or value is not finite.
+        mark = torch.add(keys * 0, values, alpha=0).sum(-1, keepdim=True)
+        keys, values = keys + mark, values.masked_fill(mark.isnan(), 0)
         cache.keys[rows] = _stored(keys.transpose(1, 2), cache.key_scale)
         cache.values[rows] = _stored(values.transpose(1, 2), cache.value_scale)
         return cache
@@ -116,7 +120,10 @@ class TorchOps:
         values = _visible(cache.values, cache.value_scale, span, q.dtype)
         wide = torch.float64 if self.quantizes_activations else dtype
         q, keys, values = (part.to(wide) for part in (q, keys, values))
-        return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=True).to(dtype)
+        attended = _attention(q, keys, values, mask)
+        if mask is not None and bool(attended.isnan().any()):
+            attended = _attention_of_finite_keys(q, keys, values, mask)
+        return attended.to(dtype)
 
     def expand_vocabulary(self, logits: Tensor, offsets: Tensor, vocab_size: int) -> Tensor:
         full = logits.new_full((*logits.shape[:-1], vocab_size), float("-inf"))
@@ -171,6 +178,20 @@ def _in_parts(x: Tensor, parts: Iterable[Tensor], bias: Tensor | None) -> Tensor
     return joined if bias is None else joined + bias
 
 
+def _attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    return F.scaled_dot_product_attention(q, keys, values, attn_mask=mask, enable_gqa=True)
+
+
+def _attention_of_finite_keys(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """Attention where keys are NaN: rows that see one are NaN, all others what they would be without it.
+
+    Torch adds the mask to the scores, and NaN stays NaN. The pass keeps its shape, and so do the bits of a row.
+    """
+    lost = keys.isnan().any(-1).any(1)[:, None, None]
+    attended = _attention(q, keys.masked_fill(lost.mT, 0), values, mask)
+    return attended.masked_fill((mask & lost).any(-1, keepdim=True), float("nan"))
+
+
 def _stored(x: Tensor, scale: Tensor | None) -> Tensor:
     """Keys or values as their cache holds them."""
     return x if scale is None else encode_fp8(x, scale)
@@ -179,5 +200,4 @@ def _stored(x: Tensor, scale: Tensor | None) -> Tensor:
 def _visible(cache: Tensor, scale: Tensor | None, span: Span, dtype: torch.dtype) -> Tensor:
     """The span's slots of a cache, as far as any of its rows may see, in `dtype`."""
     part = cache[span.slots if span.slot_range is None else span.slot_range, :, : span.extent]
-    wide = torch.promote_types(dtype, torch.float32)
-    return part if scale is None else (decode_e4m3(part).to(wide) * scale).to(dtype)
+    return part if scale is None else (decode_e4m3(part) * scale).to(dtype)

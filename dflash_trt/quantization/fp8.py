@@ -96,7 +96,11 @@ def fake_quantize_fp8(x: torch.Tensor, input_scale: torch.Tensor) -> torch.Tenso
 
 
 def encode_fp8(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """e4m3(clip(x / scale, -448, 448)), of x's shape; NaN stays NaN."""
+    """e4m3(clip(x / scale, -448, 448)), of x's shape, in float32; NaN stays NaN.
+
+    Float64 is rounded to float32 first: where x / scale is halfway between two codes, as codes over a commensurate
+    scale often are, the last bits of the sum that x came from would decide.
+    """
     return _saturated(x, scale).to(torch.float8_e4m3fn)
 
 
@@ -122,9 +126,8 @@ def _e4m3_values(device: torch.device) -> torch.Tensor:
 
 
 def _saturated(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """x / scale, clipped: older torch casts what is too large for e4m3 to NaN."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    return (x.to(wide) / scale).clamp_(-E4M3_MAX, E4M3_MAX)
+    """x / scale in float32, clipped: older torch casts what is too large for e4m3 to NaN."""
+    return (x.float() / scale).clamp_(-E4M3_MAX, E4M3_MAX)
 
 
 def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:

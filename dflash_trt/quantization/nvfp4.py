@@ -91,7 +91,8 @@ def fake_quantize_nvfp4(x: torch.Tensor, input_scale: torch.Tensor) -> torch.Ten
     """What an activation is after TensorRT's DynamicQuantize, with `input_scale` as its double scale, and back.
 
     scale = e4m3(min(block_amax / (6 * input_scale), 448)); e2m1(x / (scale * input_scale)) * (scale * input_scale).
-    Unlike a weight's, a block's scale may round to zero; its values are then zero.
+    Unlike a weight's, a block's scale may round to zero; its values are then zero. All in float32: as of `encode_fp8`,
+    the last bits of a sum in float64 decide nothing.
 
     Args:
         x: floating-point [..., in]; in % 16 == 0.
@@ -100,8 +101,7 @@ def fake_quantize_nvfp4(x: torch.Tensor, input_scale: torch.Tensor) -> torch.Ten
     Returns:
         The shape and type of x.
     """
-    wide = torch.promote_types(x.dtype, torch.float32)
-    blocks = x.to(wide).reshape(*x.shape[:-1], x.shape[-1] // NVFP4_BLOCK, NVFP4_BLOCK)
+    blocks = x.float().reshape(*x.shape[:-1], x.shape[-1] // NVFP4_BLOCK, NVFP4_BLOCK)
     scale = (block_amax(blocks) / (E2M1_MAX * input_scale)).clamp(max=E4M3_MAX).to(torch.float8_e4m3fn)
     divisor = (decode_e4m3(scale) * input_scale)[..., None]
     packed = encode_e2m1(blocks / divisor.clamp(min=_SMALLEST))

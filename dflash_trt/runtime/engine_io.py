@@ -40,11 +40,6 @@ class CacheStorage:
         for cache in (self.keys, self.values):
             cache[:, destination, :, :length] = cache[:, source, :, :length]
 
-    def clear(self, slot: int, first: int) -> None:
-        """Zero a slot's positions from `first` on, in every layer."""
-        for cache in (self.keys, self.values):
-            cache[:, slot, :, first:] = 0
-
 
 class EngineIO:
     """The bindings of one engine over allocated memory.

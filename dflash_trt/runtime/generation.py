@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dflash_trt.errors import UserError
 from dflash_trt.runtime.logprobs import TokenLogprobs
 from dflash_trt.runtime.request import FinishReason, Request, Statistics
 from dflash_trt.runtime.scheduler import Emission, Scheduler
@@ -28,6 +27,8 @@ class CompletionOutput:
     statistics: Statistics
     logprobs: list[TokenLogprobs] | None
     """Of each token, where the parameters ask for them."""
+    error: str | None
+    """One line, where `finish_reason` is "error"; the output is what came before it."""
 
     @classmethod
     def of(cls, request: Request) -> CompletionOutput:
@@ -40,6 +41,7 @@ class CompletionOutput:
             request.params.seed,
             request.statistics,
             request.logprobs if request.params.logprobs is not None else None,
+            request.error,
         )
 
 
@@ -108,11 +110,7 @@ class TokenStream(Iterator[Emission]):
         return sum(request.statistics.output_tokens + request.remaining for each in self._requests for request in each)
 
     def __next__(self) -> Emission:
-        """The next token of any request.
-
-        Raises:
-            UserError: a request ended in an error.
-        """
+        """The next token of any request. One that ends in an error has no more; its output says why."""
         while not self._ready:
             if self._scheduler.idle:
                 raise StopIteration
@@ -120,9 +118,6 @@ class TokenStream(Iterator[Emission]):
             started = time.perf_counter()
             self._ready.extend(self._scheduler.step())
             self._seconds += time.perf_counter() - started
-            for request in self._scheduler.ended:
-                if request.error is not None:
-                    raise UserError(request.error)
         return self._ready.popleft()
 
     def result(self) -> Generation:

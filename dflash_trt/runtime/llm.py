@@ -86,6 +86,10 @@ class LLM:
             verify_window: tokens that a pass verifies for a request, 1 (no speculation) to the block size; None is what
                 gives the most tokens a second, step by step. Output does not depend on it.
 
+        Returns:
+            An output for every prompt. Where one could not go on, its `finish_reason` is "error" and its `error` says
+            why; others have theirs.
+
         Raises:
             UserError: a prompt is empty or too long, or a parameter is out of range.
         """

@@ -13,14 +13,13 @@ from dflash_trt.runtime.sampling import Sampling, choose, choose_in_part
 from dflash_trt.runtime.step import NOT_FINITE, Step, Verified
 
 
-def verify_among_ranks(ranks: Ranks, logits: Tensor, vocab_size: int, step: Step) -> tuple[Tensor, Verified]:
+def verify_among_ranks(ranks: Ranks, logits: Tensor, vocab_size: int, step: Step) -> Verified:
     """What a step's logits make of it; the same on every rank but for log-probabilities, which rank 0 has.
 
     Args:
         logits: [B, R, P] as for `choose_among_ranks`.
 
-    Returns:
-        [B, R] the tokens chosen, `NOT_FINITE` in rows where a logit of any rank is not, and what they say of guesses.
+    A row where a logit of any rank is not finite chooses `NOT_FINITE`.
     """
     infinite = ranks.all_gather(~logits.isfinite().all(-1)).any(0)
     if bool(infinite.any()):
@@ -35,7 +34,7 @@ def verify_among_ranks(ranks: Ranks, logits: Tensor, vocab_size: int, step: Step
     wanted = step.sampling.logprobs
     if any(count is not None for count in wanted):
         verified = replace(verified, logprobs=log_probabilities(logits, chosen, verified.accepted, wanted))
-    return chosen, verified
+    return verified
 
 
 def choose_among_ranks(

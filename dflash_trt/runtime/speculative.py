@@ -44,8 +44,7 @@ def prefill(
     """Run the next chunk of a prompt, whose first `start` tokens are in its slot's caches.
 
     Returns:
-        How many tokens are then, and the one that follows the prompt, None where more of it is to come and there is no
-        error.
+        How many tokens are then, and the one that follows the prompt, None where more of it is to come.
     """
     end = min(start + executor.max_num_tokens, request.prompt_length)
     verified = executor.verify(
@@ -58,7 +57,7 @@ def prefill(
             sampling=sampling,
         )
     )
-    return end, Block.of(verified, 0, ()) if end == request.prompt_length or verified.errors else None
+    return end, Block.of(verified, 0, ()) if end == request.prompt_length else None
 
 
 def decode(executor: Executor, requests: Sequence[Request], sampling: Sampling, windows: Sequence[int]) -> list[Block]:

@@ -33,7 +33,7 @@ class Verified:
     logprobs: Sequence[Sequence[TokenLogprobs]] = ()
     """B of these, empty where they are not asked for: of the accepted guesses and of the token after them."""
     errors: Mapping[int, str] = field(default_factory=dict)
-    """Why a row, by its index, has no next token: one line. A slot that held what is not finite has been cleared."""
+    """Why a row, by its index, has no next token: one line."""
 
     def with_errors(self, not_finite: str) -> Verified:
         """With that error wherever logits are not finite, and one that says so where no token may come next."""
@@ -89,17 +89,6 @@ class Step:
         agrees = (guesses == chosen[:, :-1]) & (torch.arange(guesses.shape[1]) < self.draft_len[:, None])
         accepted = agrees.long().cumprod(1).sum(1)
         return Verified(accepted, chosen.gather(1, accepted[:, None])[:, 0])
-
-    def spoiled(self, chosen: Tensor, verified: Verified) -> list[tuple[int, int]]:
-        """Slots whose caches hold what is not finite, and the first position that may.
-
-        Not even beyond a sequence's length may it stay: attention multiplies what it masks with zero. A sequence that
-        has no next token is spoiled from its start.
-        """
-        kept = self.kv_len + self.q_len - self.draft_len + verified.accepted
-        first = torch.where(verified.next == NOT_FINITE, 0, kept)
-        rows = (chosen == NOT_FINITE).any(1)
-        return list(zip(self.slots[rows].tolist(), first[rows].tolist(), strict=True))
 
 
 class Executor(Protocol):

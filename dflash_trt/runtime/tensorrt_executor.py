@@ -85,16 +85,13 @@ class TensorRTExecutor:
         tensors = self._run(self._target, self._run_target, sizes, step.slots, values)
         if step.sampling.needs_rows:
             # The engine's own logits stay as they are.
-            chosen, verified = verify_among_ranks(self._ranks, tensors["logits"].clone(), self._vocab_size, step)
+            verified = verify_among_ranks(self._ranks, tensors["logits"].clone(), self._vocab_size, step)
         else:
-            chosen, verified = self._verified(tensors, step)
-        for slot, first in step.spoiled(chosen, verified):
-            for caches in self._caches.values():
-                caches.clear(slot, first)
+            verified = self._verified(tensors, step)
         return verified.with_errors(not_finite(tensors["logits"].dtype))
 
-    def _verified(self, tensors: Mapping[str, Tensor], step: Step) -> tuple[Tensor, Verified]:
-        chosen, accepted, following = self._chosen(
+    def _verified(self, tensors: Mapping[str, Tensor], step: Step) -> Verified:
+        _, accepted, following = self._chosen(
             ("chosen", "accepted", "next"),
             tensors,
             step.sampling,
@@ -102,7 +99,7 @@ class TensorRTExecutor:
             step.tokens.gather(1, step.logit_rows),
             step.draft_len,
         )
-        return chosen, Verified(accepted, following)
+        return Verified(accepted, following)
 
     @torch.inference_mode()
     def draft(self, anchors: Tensor, kv_len: Tensor, slots: Tensor, sampling: Sampling, count: int) -> Tensor:

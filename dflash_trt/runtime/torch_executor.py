@@ -51,9 +51,7 @@ class TorchExecutor:
         logits = self.pair.target_pass(
             self._ops, step.tokens.to(self._device), step.logit_rows.to(self._device), self._caches, span
         )
-        chosen, verified = verify_among_ranks(self._ranks, logits, self.pair.target.vocab_size, step)
-        for slot, first in step.spoiled(chosen, verified):
-            self._clear(slot, first)
+        verified = verify_among_ranks(self._ranks, logits, self.pair.target.vocab_size, step)
         return verified.with_errors(not_finite(logits.dtype))
 
     @torch.inference_mode()
@@ -73,11 +71,6 @@ class TorchExecutor:
         for layer in (*self._caches.target, *self._caches.drafter):
             for cache in (layer.keys, layer.values):
                 cache[destination, :, :length] = cache[source, :, :length]
-
-    def _clear(self, slot: int, first: int) -> None:
-        for layer in (*self._caches.target, *self._caches.drafter):
-            for cache in (layer.keys, layer.values):
-                cache[slot, :, first:] = 0
 
     def _allocate(self, config: LayerConfig, layers: Sequence[DecoderLayer]) -> Sequence[LayerCache]:
         positions = self.max_seq_len + self.block_size

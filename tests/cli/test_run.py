@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
+from dflash_trt.models.pair import Pair
+from dflash_trt.ops.base import Ops
 from tests.cli.invoke import invoke
 from tests.conftest import TINY, Engines
 
@@ -43,6 +46,34 @@ def test_json_is_the_documented_object(capsys: pytest.CaptureFixture[str], engin
     assert [o["token_ids"] for o in plain["outputs"]] == [o["token_ids"] for o in content["outputs"]]
     assert plain["stats"]["acceptance_length"] == 1.0 and plain["stats"]["draft_tokens"] == 0
     assert plain["stats"]["target_passes"] > stats["target_passes"]
+
+
+@pytest.mark.parametrize("output_format", ["text", "json"])
+def test_an_output_that_fails_is_told_after_the_others(
+    capsys: pytest.CaptureFixture[str], llms: Engines, engine: Path, output_format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The logits of a prompt with one token are not finite."""
+    first, second = ({*llms["tiny"].tokenizer.encode(prompt)} for prompt in PROMPTS)
+    bad = min(second - first)
+    target_pass = Pair.target_pass
+
+    def overflowing(self: Pair, ops: Ops, tokens: Tensor, *where: Any) -> Tensor:
+        logits: Tensor = target_pass(self, ops, tokens, *where)
+        return logits.masked_fill((tokens == bad).any(1)[:, None, None], float("nan"))
+
+    given = ["--max_output_len", "8", "--logit_bias", json.dumps({bad: -100}), "--device", "cpu", "--no_speculation"]
+    alone = run_json(capsys, engine, "--prompt", PROMPTS[0], *given[:4], "--no_speculation")["outputs"][0]
+    monkeypatch.setattr(Pair, "target_pass", overflowing)
+    prompts = ["--prompt", PROMPTS[0], "--prompt", PROMPTS[1]]
+    result = invoke(capsys, "run", "--engine_dir", engine, "--format", output_format, *prompts, *given)
+    assert result.status == 2 and "prompt 1: the target's logits are not finite in float64" in result.err
+    if output_format == "text":
+        assert alone["text"] in result.out
+        return
+    sound, failed = json.loads(result.out)["outputs"]
+    assert sound["token_ids"] == alone["token_ids"] and "error" not in sound
+    assert failed["finish_reason"] == "error" and failed["token_ids"] == []
+    assert failed["error"].startswith("the target's logits are not finite in float64")
 
 
 def test_sampling_options_reach_the_sampler(capsys: pytest.CaptureFixture[str], engine: Path) -> None:

@@ -14,6 +14,7 @@ from dflash_trt.ops.base import LayerCache, Linear, RotaryTable
 from dflash_trt.ops.torch_ops import TorchOps
 from dflash_trt.quantization.fp8 import FP8Tensor, dequantize_fp8, quantize_fp8
 from dflash_trt.quantization.nvfp4 import dequantize_nvfp4, quantize_nvfp4
+from tests.closeness import last_places
 from tests.models.eager import span
 
 OPS = TorchOps()
@@ -48,7 +49,7 @@ def test_linear_of_a_quantized_weight(dtype: torch.dtype, algo: str, bias: bool)
     expected = F.linear(x.double(), decoded.double())
     expected = expected if linear.bias is None else expected + linear.bias.double()
     # Weights are float32 products of codes and scales here, and there sums are scaled: two roundings to float32 apart.
-    tolerance = {} if dtype == torch.bfloat16 else {"rtol": 1e-5, "atol": 1e-5}
+    tolerance = {} if dtype == torch.bfloat16 else last_places(96)
     torch.testing.assert_close(OPS.linear(x, linear), expected.to(dtype), **tolerance)
 
 
@@ -154,6 +155,37 @@ def test_attention_over_the_cache(
                 scores = cache.keys[slot, group, seen] @ q[i, head, row] / math.sqrt(size)
                 expected = scores.softmax(0) @ cache.values[slot, group, seen]
                 torch.testing.assert_close(actual[i, head, row], expected)
+
+
+@pytest.mark.parametrize("where_bad", ["keys", "values"])
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("fp8_cache", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_what_is_masked_is_not_read(dtype: torch.dtype, fp8_cache: bool, bad: float, where_bad: str) -> None:
+    """Row 2 of sequence 0 is not finite, and neither is what an earlier pass left past the end of sequence 1.
+
+    Rows before it are to the bit what they are if it is finite, whatever the number of rows; it and those after it are
+    not finite.
+    """
+    where, scale = span([3, 9], 4), torch.tensor(0.05) if fp8_cache else None
+    shape = (2, 2, 20, 8)
+    past = torch.randn(2, *shape).to(torch.float8_e4m3fn if fp8_cache else dtype)
+    given = torch.randn(2, 2, 2, 4, 8).to(dtype)
+    q = torch.randn(2, 4, 4, 8).to(dtype)
+
+    def attended(value: float, stale: float) -> torch.Tensor:
+        cache = LayerCache(past[0].clone(), past[1].clone(), scale, scale)
+        left = torch.full((2, 2, 2, 1, 8), stale, dtype=dtype)
+        OPS.kv_cache_update(cache, left[0], left[1], span([7, 13], 1))
+        new = given.clone()
+        new[0 if where_bad == "keys" else 1, 0, :, 2, 3] = value
+        OPS.kv_cache_update(cache, new[0], new[1], where)
+        assert cache.values.isfinite().all() if not fp8_cache else not cache.values.isnan().any()
+        return OPS.attention(q, cache, where, OPS.attention_mask(where, causal=True, window=None))
+
+    actual, expected = attended(bad, bad), attended(0.5, 0.5)
+    assert torch.equal(actual[0, :, :2], expected[0, :, :2]) and torch.equal(actual[1], expected[1])
+    assert not actual[0, :, 2:].isfinite().any() and expected.isfinite().all()
 
 
 def test_rotation_pairs_the_halves() -> None:

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from dflash_trt.plugins.kernel import Kernel, pointer
+from tests.closeness import last_places
 
 TYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn]
 
@@ -40,4 +41,4 @@ def test_products_are_summed_in_float32(dtype: torch.dtype) -> None:
     expected = a.double() @ b.double() + c
     parameters = {"a": pointer(dtype), "b": pointer(dtype), "c": "*fp32"}
     Kernel(_product, parameters, {"SIZE": 32}, lambda sizes: (1, 1, 1)).launch(a, b, c)
-    torch.testing.assert_close(c.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(c.double(), expected, **last_places(96))

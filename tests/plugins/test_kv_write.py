@@ -157,6 +157,24 @@ def test_nothing_else_is_written(written: Pass) -> None:
             assert torch.equal(cache.float().isfinite(), touched)
 
 
+@pytest.mark.parametrize("where_bad", ["keys", "values"])
+@pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
+@pytest.mark.parametrize("fp8_cache", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_a_head_that_is_not_finite_has_keys_of_nan_and_values_of_zero(
+    dtype: torch.dtype, fp8_cache: bool, bad: float, where_bad: str
+) -> None:
+    """And no other head, of the same row or another one; so does the torch executor write it."""
+    given_ = random_pass(dtype, 32, [(3, 3, 1)], rows=3, layers=2, kv_heads=2, fp8_cache=fp8_cache)
+    sound = given_.written(interpret=False)
+    vars(given_)[where_bad][0, 1, 1, 0, 5] = bad
+    for interpret in (False, True):
+        for cache, before, expected in zip(given_.written(interpret=interpret), sound, (torch.nan, 0.0), strict=True):
+            assert torch.equal(cache[1, 1, 0, 4].float().nan_to_num(7), torch.full((32,), expected).nan_to_num(7))
+            before[1, 1, 0, 4] = cache[1, 1, 0, 4]
+            torch.testing.assert_close(cache.float(), before.float(), rtol=2.0**-3, atol=0.02, equal_nan=True)
+
+
 @pytest.mark.parametrize("bogus", [-(2**31), -30, -1, 24, 2**31 - 1])
 @pytest.mark.parametrize("name", ["kv_len", "slots"])
 def test_whatever_stands_in_memory_writes_nowhere(name: str, bogus: int) -> None:

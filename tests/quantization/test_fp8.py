@@ -16,6 +16,7 @@ from dflash_trt.quantization.fp8 import (
     FP8Tensor,
     decode_e4m3,
     dequantize_fp8,
+    encode_fp8,
     fake_quantize_fp8,
     fp8_scale,
     quantize_fp8,
@@ -141,3 +142,12 @@ def test_fake_quantization_is_close_to_modelopts(dtype: torch.dtype) -> None:
     assert (~torch.isclose(ours.float(), theirs.float(), rtol=1e-6)).float().mean() < 0.01
     assert torch.allclose(ours.float(), theirs.float(), rtol=2**-3, atol=float(amax / 448) * 2**-9)
     assert ours.abs().max() == amax.to(dtype)
+
+
+def test_the_last_bits_of_float64_decide_nothing() -> None:
+    """Halfway between two codes, or a bit beside."""
+    values = torch.arange(0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
+    x = (values[1:] + values[:-1]) / 2 * 0.375
+    inf = torch.tensor(torch.inf, dtype=torch.float64)
+    codes = [encode_fp8(each, torch.tensor(0.375)).float() for each in (x, x.nextafter(inf), x.nextafter(-inf))]
+    assert torch.equal(codes[0], codes[1]) and torch.equal(codes[0], codes[2])

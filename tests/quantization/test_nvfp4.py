@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -178,3 +180,12 @@ def test_fake_quantization_keeps_type_shape_and_nan(dtype: torch.dtype) -> None:
     fake = fake_quantize_nvfp4(x, torch.tensor(0.001))
     assert fake.shape == x.shape and fake.dtype == dtype
     assert bool(fake[1, 2, 16:].isnan().all()) and not fake[1, 2, :16].isnan().any() and not fake[0].isnan().any()
+
+
+def test_the_last_bits_of_float64_decide_nothing() -> None:
+    """6 codes over a power of two, by a largest one of 6 and of others: halfway between two of e2m1, or a bit beside."""
+    ratios = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0, 6.0] * 2, dtype=torch.float64) / 64
+    x = torch.stack([ratios, 1.0625 * ratios])  # the second one's scale is halfway between two of e4m3
+    inf = torch.tensor(math.inf, dtype=torch.float64)
+    codes = [fake_quantize_nvfp4(each, torch.tensor(1 / 64)) for each in (x, x.nextafter(inf), x.nextafter(-inf))]
+    assert torch.equal(codes[0], codes[1]) and torch.equal(codes[0], codes[2])

@@ -14,7 +14,6 @@ import torch
 from dflash_trt.checkpoint.open_checkpoint import open_drafter, open_target
 from dflash_trt.engine.build import build_engine
 from dflash_trt.engine.directory import Engine
-from dflash_trt.errors import UserError
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.structured import StructuredOutputs
 from tests.conftest import QUANTIZED, TINY, Engines
@@ -121,8 +120,8 @@ def test_what_one_rank_cannot_represent_is_refused_by_all_and_the_next_call_work
         expected = tokens_of(llm, [[5, 6]], [params], 1)
         kept = head[3, 0].item()
         head[3, 0] = float("nan")
-        with pytest.raises(UserError, match="not finite in float64: weights are damaged or scales wrong"):
-            llm.generate([[5, 6]], params)
+        (bad,) = llm.generate([[5, 6]], params)[0].outputs
+        assert "not finite in float64: weights are damaged or scales wrong" in (bad.error or "")
         head[3, 0] = kept
         assert tokens_of(llm, [[5, 6]], [params], 1) == expected
 
