@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from dflash_trt.errors import UserError
 from dflash_trt.runtime.structured import StructuredOutputs
+from dflash_trt.serving.invalid_field import InvalidField
+from dflash_trt.serving.limits import RequestLimits
 from dflash_trt.serving.protocol import CommonRequest, Count, Items, Strict, Variables
 
 
@@ -117,6 +119,15 @@ class NamedTool(Strict):
     function: NamedFunction
 
 
+def require_few_messages(messages: Any, info: ValidationInfo) -> Any:
+    """Refuse a conversation that cannot fit before any of it is looked at, where the context has `RequestLimits`."""
+    limits: RequestLimits | None = info.context
+    if limits is not None and isinstance(messages, list) and len(messages) > limits.max_messages:
+        most = limits.max_messages
+        raise InvalidField("messages", f"has {len(messages)} entries; the longest sequence is {most} tokens")
+    return messages
+
+
 def template_variables(kwargs: dict[str, Any] | None, reasoning_effort: str | None) -> dict[str, Any]:
     """What a chat template reads beside messages and tools.
 
@@ -155,6 +166,11 @@ class ChatRequest(CommonRequest):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     """This and the four before it: accepted for OpenAI's clients; without effect."""
+
+    @field_validator("messages", mode="before")
+    @classmethod
+    def _require_few(cls, value: Any, info: ValidationInfo) -> Any:
+        return require_few_messages(value, info)
 
     def own_params(self) -> dict[str, Any]:
         """See `CommonRequest.own_params`.

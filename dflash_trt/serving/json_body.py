@@ -82,7 +82,7 @@ class _StrictRequest(Request):
     def _read(self, content: bytes) -> tuple[BaseModel, list[str]]:
         value = _parse(content, self._service.limits)
         try:
-            model = self._kind.model_validate(value)
+            model = self._kind.model_validate(value, context=self._service.limits)
             peers = getattr(self._kind, "peer_fields", {})
             return model, ignored_fields(model, value, peers, strict=self._service.settings.strict_fields)
         except ValidationError as error:

@@ -103,10 +103,6 @@ class Service:
         Raises:
             ApiError: it cannot.
         """
-        most = self.limits.max_messages
-        if len(messages) > most:
-            message = f"messages has {len(messages)} entries; the model's longest sequence is {most} tokens"
-            raise ApiError(400, message, param="messages", code="context_length_exceeded")
         self.require_fitting_text(sum(message.characters for message in messages), "messages")
 
     def require_room(self, prompt: Sequence[int], field: str) -> None:

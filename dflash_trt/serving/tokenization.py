@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 from fastapi import APIRouter, Response
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from dflash_trt.checkpoint.encoding import encode_text
 from dflash_trt.errors import UserError
-from dflash_trt.serving.chat_protocol import ChatMessage, Tool, template_variables
+from dflash_trt.serving.chat_protocol import ChatMessage, Tool, require_few_messages, template_variables
 from dflash_trt.serving.conversation import encode_messages
 from dflash_trt.serving.json_body import JsonRoute
 from dflash_trt.serving.peer_fields import PROMPT_FIELDS, PeerField
@@ -35,6 +35,11 @@ class TokenizeRequest(Strict):
     reasoning_effort: str | None = None
     tools: Items[Tool] | None = None
     return_token_strs: bool | None = None
+
+    @field_validator("messages", mode="before")
+    @classmethod
+    def _require_few(cls, value: Any, info: ValidationInfo) -> Any:
+        return require_few_messages(value, info)
 
 
 class DetokenizeRequest(Strict):

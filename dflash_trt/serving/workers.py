@@ -1,9 +1,10 @@
-"""Work that would hold the event loop, on threads; large requests take turns."""
+"""Work that would hold the event loop, on threads; large requests have few of their own."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -12,16 +13,16 @@ from dflash_trt.serving.disconnect import while_connected
 
 T = TypeVar("T")
 _LARGE = 2**16
-"""Bytes of a body above which a request waits for its turn."""
-_TURNS = 2
-"""Large requests that are worked on at once: they leave threads and memory to the others."""
+"""Bytes of a body from which on a request is large."""
+_THREADS = 2
+"""For large requests: what these take of processors, and of memory that an allocator keeps for each thread."""
 
 
 class Workers:
-    """Threads for requests' work before and after the engine's."""
+    """Threads for requests' work before the engine's."""
 
     def __init__(self) -> None:
-        self._turns = asyncio.Semaphore(_TURNS)
+        self._large = ThreadPoolExecutor(_THREADS, "large-request")
 
     async def run(self, http: Request, work: Callable[[], T]) -> T:
         """The result of `work`, made on a thread; not begun where the client has gone by then.
@@ -32,16 +33,5 @@ class Workers:
         Raises:
             ApiError: the client has gone.
         """
-        return await while_connected(http.receive, self._in_turn(http.state.body_size, work))
-
-    async def _in_turn(self, size: int, work: Callable[[], T]) -> T:
-        if size <= _LARGE:
-            return await asyncio.to_thread(work)
-        async with self._turns:
-            # What has begun goes on after a cancellation, and keeps its turn until it has ended.
-            begun = asyncio.ensure_future(asyncio.to_thread(work))
-            try:
-                return await asyncio.shield(begun)
-            except asyncio.CancelledError:
-                await asyncio.wait([begun])
-                raise
+        threads = self._large if http.state.body_size >= _LARGE else None
+        return await while_connected(http.receive, asyncio.get_running_loop().run_in_executor(threads, work))
