@@ -24,6 +24,13 @@ from tests.serving.running_server import MESSAGES, RunningServer, running, wait_
 from tests.serving.server_process import serving
 
 
+@pytest.fixture
+def server(llms: Engines) -> Iterator[RunningServer]:
+    """For one test: others here serve the same engine, which has one server at a time."""
+    with running(llms["tiny"]) as server:
+        yield server
+
+
 def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
     assert response.status_code == status, response.text
     return dict(response.json()["error"])
@@ -237,7 +244,7 @@ for _ in range(200):
         ("/v1/completions", {"prompt": ["Hi", "a" * 7000]}, 400, "prompt"),
         ("/v1/completions", {"prompt": ["a"] * 5000}, 400, "prompt"),
         ("/detokenize", {"tokens": [1] * 100_000}, 413, None),
-        ("/detokenize", {"tokens": [1] * 90_000 + [700]}, 413, None),
+        ("/detokenize", {"tokens": [1] * 90_000 + [700]}, 400, "tokens"),
     ],
     ids=lambda value: str(value)[:40],
 )
@@ -249,7 +256,7 @@ def test_what_no_prompt_needs_is_refused(
     assert small.post("/v1/completions", prompt="Hi", max_tokens=1).status_code == 200
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def small(llms: Engines) -> Iterator[RunningServer]:
     with running(llms["tiny"], max_body_size=2**18) as server:
         yield server
@@ -333,14 +340,14 @@ def test_bodies_there_is_no_memory_for(llms: Engines, monkeypatch: pytest.Monkey
 
 
 def test_memory_comes_back(llms: Engines) -> None:
-    """Half a gigabyte of Python objects, were all of it made and kept."""
-    body = {"messages": HI["messages"], "max_tokens": 1, "metadata": {"a": [[]] * 60_000}, "colour": [{}] * 60_000}
+    """Forty bodies, each of which takes some 15 MB as Python objects."""
+    body = {"messages": HI["messages"], "max_tokens": 1, "metadata": {"a": [[]] * 45_000}, "colour": [{}] * 45_000}
     with serving(llms["tiny"].engine.path, "--port", 0) as server, ThreadPoolExecutor(4) as clients:
         ask = partial(httpx.post, f"{server.url}/v1/chat/completions", timeout=60)
         assert ask(json=HI).status_code == 200
         before = _resident(server.process.pid)
         for answer in clients.map(lambda _: ask(json=body), range(40)):
-            assert answer.headers["x-ignored-fields"] == "colour"
+            assert answer.headers.get("x-ignored-fields") == "colour", answer.text[:300]
         assert _resident(server.process.pid) - before < 128 * 2**20
 
 
