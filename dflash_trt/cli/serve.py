@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import click
 
 from dflash_trt.cli.options import device, directory
 from dflash_trt.errors import UserError
+
+_ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^\s/?#@,]+")
+
+
+def _origins(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    origins = tuple(origin.strip() for each in given for origin in each.split(","))
+    for origin in origins:
+        if not _ORIGIN.fullmatch(origin):
+            raise UserError(f"--allowed_origins {origin!r}: is no origin; give one as https://example.org, or *")
+    return origins
 
 
 @click.command()
@@ -42,7 +53,19 @@ from dflash_trt.errors import UserError
     "--request_timeout", type=click.FloatRange(0, min_open=True), help="Seconds for a request.  [default: no limit]"
 )
 @click.option(
-    "--max_body_size", type=click.IntRange(1), default=16 * 2**20, show_default=True, help="Bytes of a request's body."
+    "--max_body_size",
+    type=click.IntRange(1),
+    help="Bytes of a request's body.  [default: 1 MiB, and 32 bytes for each token of the engine's max_seq_len]",
+)
+@click.option(
+    "--strict_fields", is_flag=True, help="Refuse requests with unknown fields.  [default: ignore and name them]"
+)
+@click.option(
+    "--allowed_origins",
+    multiple=True,
+    callback=_origins,
+    help="Origins whose pages may call the API, as https://example.org, separated by commas; * is all. May be given "
+    "again.  [default: none but this server's own]",
 )
 @click.option(
     "--drain_timeout",
@@ -64,7 +87,9 @@ def serve(
     verify_window: int | None,
     no_prefix_reuse: bool,
     request_timeout: float | None,
-    max_body_size: int,
+    max_body_size: int | None,
+    strict_fields: bool,
+    allowed_origins: tuple[str, ...],
     drain_timeout: float,
     vllm_metrics: bool,
     device: str | None,
@@ -87,6 +112,8 @@ def serve(
         reuse_prefixes=not no_prefix_reuse,
         request_timeout=request_timeout,
         max_body_size=max_body_size,
+        strict_fields=strict_fields,
+        allowed_origins=allowed_origins,
         vllm_metrics=vllm_metrics,
     )
     # Before the engine is loaded, which may take minutes.
@@ -94,6 +121,7 @@ def serve(
         app = create_app(llm, settings)
         defaults = ", ".join(f"{name} {value}" for name, value in app.state.service.defaults.items())
         click.echo(f"where a request does not say: {defaults}", err=True)
+        click.echo(f"longest request body: {app.state.service.limits.max_body_size} bytes", err=True)
         name = f"[{host}]" if ":" in host else host
         ready = f"serving {settings.model_name} at http://{name}:{bound.getsockname()[1]}"
         serve_app(app, bound, drain_timeout=drain_timeout, on_ready=lambda: click.echo(ready, err=True))

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
+from fastapi.middleware.cors import CORSMiddleware
 
 from dflash_trt import __version__
 from dflash_trt.runtime.llm import LLM
@@ -16,15 +17,20 @@ from dflash_trt.serving.completions import completions_router
 from dflash_trt.serving.defaults import sampling_defaults
 from dflash_trt.serving.engine_thread import EngineThread
 from dflash_trt.serving.errors import answer_errors
+from dflash_trt.serving.failures import Failures
 from dflash_trt.serving.formats import formats_of
-from dflash_trt.serving.guards import BodyLimit, KeyGuard
+from dflash_trt.serving.guards import BodyLimit, HeadAsGet, KeyGuard
+from dflash_trt.serving.json_body import IGNORED_FIELDS
+from dflash_trt.serving.limits import RequestLimits, request_limits
 from dflash_trt.serving.metrics import Metrics
 from dflash_trt.serving.operations import models_router, operations_router
 from dflash_trt.serving.page import page_router
+from dflash_trt.serving.request_id import REQUEST_ID, RequestIds
 from dflash_trt.serving.service import Service
 from dflash_trt.serving.settings import ServerSettings
 from dflash_trt.serving.tokenization import tokenization_router
 from dflash_trt.serving.tokens import TokenTexts
+from dflash_trt.serving.unknown_fields import IgnoredFields
 
 
 def create_app(llm: LLM, settings: ServerSettings) -> FastAPI:
@@ -58,7 +64,9 @@ def create_app(llm: LLM, settings: ServerSettings) -> FastAPI:
     )
     tokenizer = llm.tokenizer
     formats, defaults = formats_of(tokenizer.chat_template), sampling_defaults(llm.engine.path)
-    service = Service(llm, settings, engine, TokenTexts(tokenizer), formats, defaults)
+    limits = request_limits(tokenizer, max_seq_len=executor.max_seq_len, max_body_size=settings.max_body_size)
+    ignored = IgnoredFields(metrics.ignore)
+    service = Service(llm, settings, engine, TokenTexts(tokenizer), formats, defaults, limits, ignored)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -81,7 +89,24 @@ def create_app(llm: LLM, settings: ServerSettings) -> FastAPI:
     ):
         app.include_router(router)
     answer_errors(app)
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_size)
+    _guard(app, settings, limits)
+    return app
+
+
+def _guard(app: FastAPI, settings: ServerSettings, limits: RequestLimits) -> None:
+    """Put middleware around an app, the innermost first."""
+    app.add_middleware(Failures)
+    app.add_middleware(BodyLimit, max_size=limits.max_body_size, max_held=limits.max_held)
     if settings.api_keys:
         app.add_middleware(KeyGuard, keys=settings.api_keys)
-    return app
+    app.add_middleware(HeadAsGet)
+    if settings.allowed_origins:
+        # Outside of keys: a browser's preflight has none.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.allowed_origins,
+            allow_methods=["GET", "HEAD", "POST"],
+            allow_headers=["*"],
+            expose_headers=["Retry-After", IGNORED_FIELDS, REQUEST_ID],
+        )
+    app.add_middleware(RequestIds)

@@ -12,7 +12,7 @@ from fastapi import Request as HttpRequest
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.scheduler import Emission
 from dflash_trt.serving.call import Call, Choice, sources
-from dflash_trt.serving.chat_protocol import ChatRequest, NamedTool
+from dflash_trt.serving.chat_protocol import ChatRequest, NamedTool, template_variables
 from dflash_trt.serving.conversation import encode_messages
 from dflash_trt.serving.formats import AnswerParser, Deltas, ParsedAnswer
 from dflash_trt.serving.json_body import JsonRoute
@@ -116,12 +116,13 @@ def _prepare(service: Service, body: ChatRequest) -> Call:
     tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
     choice = body.tool_choice.model_dump() if isinstance(body.tool_choice, NamedTool) else body.tool_choice
     use = read_tool_use(tools, choice, body.parallel_tool_calls)
+    service.require_fitting_messages(body.messages)
     tokenizer = service.llm.tokenizer
     ids = encode_messages(
         tokenizer,
         body.messages,
         body.add_generation_prompt is not False,
-        body.chat_template_kwargs,
+        template_variables(body.chat_template_kwargs, body.reasoning_effort),
         use.definitions,
     )
     service.require_room(ids, "messages")

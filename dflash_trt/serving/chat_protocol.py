@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from dflash_trt.errors import UserError
 from dflash_trt.runtime.structured import StructuredOutputs
-from dflash_trt.serving.protocol import CommonRequest, Count, Items, Strict
+from dflash_trt.serving.invalid_field import InvalidField
+from dflash_trt.serving.limits import RequestLimits
+from dflash_trt.serving.protocol import CommonRequest, Count, Items, Strict, Variables
 
 
 class TextPart(Strict):
@@ -49,6 +51,12 @@ class ChatMessage(Strict):
     annotations: list[Any] | None = None
     audio: None = None
     function_call: None = None
+
+    @property
+    def characters(self) -> int:
+        """Of its content."""
+        parts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content or ()]
+        return sum(map(len, parts))
 
 
 class JsonSchema(Strict):
@@ -111,6 +119,26 @@ class NamedTool(Strict):
     function: NamedFunction
 
 
+def require_few_messages(messages: Any, info: ValidationInfo) -> Any:
+    """Refuse a conversation that cannot fit before any of it is looked at, where the context has `RequestLimits`."""
+    limits: RequestLimits | None = info.context
+    if limits is not None and isinstance(messages, list) and len(messages) > limits.max_messages:
+        most = limits.max_messages
+        raise InvalidField("messages", f"has {len(messages)} entries; the longest sequence is {most} tokens")
+    return messages
+
+
+def template_variables(kwargs: dict[str, Any] | None, reasoning_effort: str | None) -> dict[str, Any]:
+    """What a chat template reads beside messages and tools.
+
+    As in vLLM, an effort other than "none" also sets `enable_thinking`; `kwargs` win.
+    """
+    effort: dict[str, Any] = {}
+    if reasoning_effort is not None:
+        effort = {"reasoning_effort": reasoning_effort, "enable_thinking": reasoning_effort != "none"}
+    return {**effort, **(kwargs or {})}
+
+
 class ChatRequest(CommonRequest):
     """OpenAI's, with vLLM's extras."""
 
@@ -123,20 +151,26 @@ class ChatRequest(CommonRequest):
     tools: Items[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Variables | None = None
     """What else the chat template reads, `{"enable_thinking": false}` for one."""
+    reasoning_effort: str | None = None
+    """A variable of the chat template, "none" to "max"; see `template_variables`."""
     add_generation_prompt: bool | None = None
     """End the prompt where the assistant is to answer."""
     include_reasoning: bool | None = None
     """vLLM's: give the reasoning too, where the family keeps it apart."""
     modalities: list[Literal["text"]] | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: Variables | None = None
     store: bool | None = None
     service_tier: str | None = None
-    reasoning_effort: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    """This and the six before it: accepted for OpenAI's clients; without effect."""
+    """This and the four before it: accepted for OpenAI's clients; without effect."""
+
+    @field_validator("messages", mode="before")
+    @classmethod
+    def _require_few(cls, value: Any, info: ValidationInfo) -> Any:
+        return require_few_messages(value, info)
 
     def own_params(self) -> dict[str, Any]:
         """See `CommonRequest.own_params`.

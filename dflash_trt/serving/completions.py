@@ -101,6 +101,7 @@ def _ids(service: Service, index: int, body: CompletionRequest) -> list[int]:
     prompt = body.prompts[index]
     if not isinstance(prompt, str):
         return prompt
+    service.require_fitting_text(len(prompt), "prompt")
     return encode_text(service.llm.tokenizer, prompt, "prompt", add_special_tokens=body.add_special_tokens is not False)
 
 

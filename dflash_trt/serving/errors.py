@@ -8,8 +8,8 @@ from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from dflash_trt.errors import UserError
@@ -65,13 +65,20 @@ class ApiError(HTTPException):
         field = _FIELD.match(str(error))
         return cls(400, str(error), param=field[1] if field else None)
 
+    @classmethod
+    def of_body(cls, error: ValidationError, body: Any) -> ApiError:
+        """The refusal of a body with a field that is wrong: the one that comes closest to being right."""
+        mistakes = error.errors(include_url=False, include_input=False, include_context=False)
+        found = max(mistakes, key=lambda each: _progress(each, body))
+        path = _path(found, body)
+        param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+        return cls(400, f"{param or 'body'}: {found['msg']}", param=param or None)
+
 
 def answer_errors(app: FastAPI) -> None:
-    """Let an app answer every exception in OpenAI's body."""
-    app.add_exception_handler(RequestValidationError, _refuse_fields)
+    """Let an app answer refusals in OpenAI's body."""
     app.add_exception_handler(UserError, _refuse_request)
     app.add_exception_handler(HTTPException, _answer_status)
-    app.add_exception_handler(Exception, _admit_failure)
 
 
 def error_response(error: ApiError) -> JSONResponse:
@@ -94,31 +101,18 @@ async def _answer_status(request: Request, error: Exception) -> JSONResponse:
     return error_response(ApiError(error.status_code, message, code=code, headers=error.headers))
 
 
-async def _admit_failure(_: Request, error: Exception) -> JSONResponse:
-    return error_response(ApiError(500, f"internal error, {type(error).__name__}", code="internal_error"))
-
-
-async def _refuse_fields(_: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    found = max(error.errors(), key=lambda each: _progress(each, error.body))
-    path = _path(found, error.body)
-    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
-    message = "no such field" if found["type"] == "extra_forbidden" else found["msg"]
-    return error_response(ApiError(400, f"{param or 'body'}: {message}", param=param or None))
-
-
-def _progress(mistake: Mapping[str, Any], body: Any) -> tuple[int, bool, int]:
+def _progress(mistake: Mapping[str, Any], body: Any) -> tuple[int, int]:
     """How far a body was right: where a field may have several types, each finds its mistakes, the closest the last."""
     path = _path(mistake, body)
     index = path[-1] if path and isinstance(path[-1], int) else 0
-    return len(path), mistake["type"] != "extra_forbidden", index
+    return len(path), index
 
 
 def _path(mistake: Mapping[str, Any], body: Any) -> list[int | str]:
     """Names and indices in the body; pydantic puts the types it tried between and behind them."""
     path: list[int | str] = []
     location, is_missing = mistake["loc"], mistake["type"] == "missing"
-    for part in location[1:]:
+    for part in location:
         if isinstance(part, str):
             inside = isinstance(body, dict) and (part in body or (is_missing and part == location[-1]))
         else:

@@ -1,11 +1,11 @@
-"""What stands before every endpoint: keys, and limits on bodies."""
+"""What stands before every endpoint: keys, HEAD, and limits on bodies."""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -39,32 +39,70 @@ class KeyGuard:
         return scheme.lower() == "bearer" and any(matches)
 
 
-class BodyLimit:
-    """Refuses bodies that are too long, or too long on their way."""
+class HeadAsGet:
+    """Answers HEAD as GET, without a body: what probes and proxies ask a server that they do not know."""
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "HEAD":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_no_body(message: Message) -> None:
+            await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+        await self._app({**scope, "method": "GET"}, receive, send_no_body)
+
+
+class BodyLimit:
+    """Refuses bodies that are too long, or too long on their way, and those that there is no memory for.
+
+    Args:
+        max_size: bytes of one body.
+        max_held: bytes of all bodies whose requests are not answered.
+    """
+
+    def __init__(self, app: ASGIApp, max_size: int, max_held: int) -> None:
+        self._app = app
+        self._max_size = max_size
+        self._free = max_held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         declared = Headers(scope=scope).get("content-length", "")
-        if declared.isdecimal() and int(declared[:20]) > self._max_bytes:
+        if declared.isdecimal() and int(declared[:20]) > self._max_size:
             await error_response(self._too_long())(scope, receive, send)
             return
-        await self._app(scope, _LimitedBody(receive, self._max_bytes, self._too_long()), send)
+        body = _LimitedBody(receive, self._take)
+        try:
+            await self._app(scope, body, send)
+        finally:
+            self._free += body.size
+
+    def _take(self, size: int, more: int) -> None:
+        """Make room for `more` bytes of a body that had `size`."""
+        if size + more > self._max_size:
+            raise self._too_long()
+        if more > self._free:
+            headers = {"Retry-After": "1"}
+            raise ApiError(429, "too many long requests are open; try again", code="overloaded", headers=headers)
+        self._free -= more
 
     def _too_long(self) -> ApiError:
-        return ApiError(413, f"the body is longer than {self._max_bytes} bytes", code="body_too_large")
+        message = f"the body is longer than {self._max_size} bytes, this server's --max_body_size"
+        return ApiError(413, message, code="body_too_large")
 
 
 class _LimitedBody:
-    def __init__(self, receive: Receive, max_bytes: int, too_long: ApiError) -> None:
+    def __init__(self, receive: Receive, take: Callable[[int, int], None]) -> None:
+        self.size = 0
+        """Bytes so far."""
         self._receive = receive
-        self._left = max_bytes
-        self._too_long = too_long
+        self._take = take
         self._deadline = time.monotonic() + _BODY_SECONDS
         self._is_whole = False
 
@@ -76,8 +114,8 @@ class _LimitedBody:
         except asyncio.TimeoutError:
             took, headers = f"the body took longer than {_BODY_SECONDS:g} s", {"Connection": "close"}
             raise ApiError(408, took, code="body_timeout", headers=headers) from None
-        self._left -= len(message.get("body", b""))
-        if self._left < 0:
-            raise self._too_long
+        more = len(message.get("body", b""))
+        self._take(self.size, more)
+        self.size += more
         self._is_whole = not message.get("more_body", False)
         return message

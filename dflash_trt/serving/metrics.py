@@ -67,6 +67,17 @@ class Metrics:
             registry=self._registry,
         )
 
+        self._ignored = Counter(
+            "ignored_request_fields",
+            "Requests with a field that nothing reads, by its path.",
+            labelnames=["model_name", "field"],
+            registry=self._registry,
+        )
+
+    def ignore(self, field: str) -> None:
+        """A request had this field."""
+        self._ignored.labels(self._model_name, field).inc()
+
     def arrive(self, requests: Iterable[Request]) -> None:
         """Requests were queued."""
         now = time.monotonic()

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from dflash_trt.errors import UserError
 from dflash_trt.runtime.sampling_params import SEED_LIMIT, SamplingParams
 from dflash_trt.runtime.structured import StructuredOutputs
+from dflash_trt.serving.invalid_field import InvalidField
+from dflash_trt.serving.peer_fields import ANSWER_FIELDS, PeerField
 
 Count = Annotated[int, Field(ge=1, lt=2**31)]
 T = TypeVar("T")
@@ -22,6 +23,8 @@ _MOST_FIELDS = 256
 """More than any object has that a request is made of."""
 _MOST_TOKENS = 1024
 """That a request may single out: each of its outputs keeps them."""
+_MOST_NAMED = 20
+"""Keys that a refusal names."""
 
 
 def _require_at_most(count: int, value: Any) -> Any:
@@ -33,6 +36,8 @@ def _require_at_most(count: int, value: Any) -> Any:
     return value
 
 
+Variables = Annotated[dict[str, Any], BeforeValidator(partial(_require_at_most, _MOST_FIELDS))]
+"""Named by the client."""
 _SAMPLING_FIELDS = (
     "temperature",
     "top_p",
@@ -53,14 +58,14 @@ _SAMPLING_FIELDS = (
 
 
 class Strict(BaseModel):
-    """Part of a request: types as they are, no number without an end, and no field that nobody reads."""
+    """Part of a request: types as they are, and no number without an end. See `ignored_fields` for other fields."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod
     def _require_few_fields(cls, value: Any) -> Any:
-        """Each that nobody reads would be a mistake of its own to tell."""
+        """Each that nothing reads is told."""
         return _require_at_most(_MOST_FIELDS, value)
 
 
@@ -91,6 +96,8 @@ class StructuredOutputsField(Strict):
 
 class CommonRequest(Strict):
     """None is what a field is that a client does not give, or gives as null."""
+
+    peer_fields: ClassVar[Mapping[str, PeerField]] = ANSWER_FIELDS
 
     model: str | None = None
     stream: bool | None = None
@@ -123,12 +130,20 @@ class CommonRequest(Strict):
     user: str | None = None
     """Accepted for OpenAI's clients; has no effect."""
 
+    @model_validator(mode="after")
+    def _require_stream(self) -> CommonRequest:
+        if self.stream_options is not None and self.stream_options.model_fields_set and not self.stream:
+            raise InvalidField("stream_options", "is given, which goes with stream true")
+        return self
+
     @property
     def prompt_count(self) -> int:
         """Prompts, each of which has `n` outputs."""
         return 1
 
-    def sampling_params(self, defaults: Mapping[str, Any], form: StructuredOutputs | None) -> SamplingParams:
+    def sampling_params(
+        self, defaults: Mapping[str, Any], form: StructuredOutputs | None, vocab_size: int
+    ) -> SamplingParams:
         """What it asks of the engine, `defaults` where it does not say, and the form of its outputs.
 
         Raises:
@@ -138,7 +153,7 @@ class CommonRequest(Strict):
         if self.seed is not None:
             given["seed"] = self.seed % SEED_LIMIT
         if self.logit_bias:
-            given["logit_bias"] = {token_id(text): bias for text, bias in self.logit_bias.items()}
+            given["logit_bias"] = token_biases(self.logit_bias, vocab_size)
         if form is not None:
             given["structured_outputs"] = form
         return SamplingParams(**{**defaults, **given, **self.own_params()})
@@ -171,12 +186,22 @@ class CommonRequest(Strict):
         return self.usage_at_end and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
 
-def token_id(text: str) -> int:
-    """A key of `logit_bias`.
+def token_biases(given: Mapping[str, float], vocab_size: int) -> dict[int, float]:
+    """`logit_bias` by token id.
 
     Raises:
-        UserError: it is no number.
+        InvalidField: keys are no ids of the vocabulary; it names them all, or the first few.
     """
-    if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise UserError(f"logit_bias is of {text[:40]!r}, its keys must be token ids")
-    return int(text)
+    strange = [key for key in given if not _is_token_id(key, vocab_size)]
+    if strange:
+        names = ", ".join(repr(key[:40]) for key in strange[:_MOST_NAMED])
+        rest = len(strange) - _MOST_NAMED
+        more = f" and {rest} more" if rest > 0 else ""
+        one = len(strange) == 1 and strange[0].isdecimal()
+        field = f"logit_bias[{strange[0][:40]}]" if one else "logit_bias"
+        raise InvalidField(field, f"keys must be token ids, 0 to {vocab_size - 1}, not {names}{more}")
+    return {int(key): bias for key, bias in given.items()}
+
+
+def _is_token_id(text: str, vocab_size: int) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 10 and int(text) < vocab_size

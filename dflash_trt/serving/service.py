@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,13 +15,17 @@ from dflash_trt.runtime.llm import LLM
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.structured import StructuredOutputs
 from dflash_trt.serving.answer import ShuttingDown
+from dflash_trt.serving.chat_protocol import ChatMessage
 from dflash_trt.serving.engine_thread import EngineThread, QueueFull
 from dflash_trt.serving.errors import ApiError
 from dflash_trt.serving.formats import Formats
 from dflash_trt.serving.invalid_field import InvalidField
+from dflash_trt.serving.limits import RequestLimits
 from dflash_trt.serving.protocol import CommonRequest
 from dflash_trt.serving.settings import ServerSettings
 from dflash_trt.serving.tokens import TokenTexts
+from dflash_trt.serving.unknown_fields import IgnoredFields
+from dflash_trt.serving.workers import Workers
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,9 @@ class Service:
     """What the model speaks."""
     defaults: dict[str, Any]
     """Sampling parameters where a client gives none."""
+    limits: RequestLimits
+    ignored_fields: IgnoredFields
+    workers: Workers = dataclasses.field(default_factory=Workers)
 
     @property
     def vocab_size(self) -> int:
@@ -74,6 +82,29 @@ class Service:
             message = f"n is {n}, for {prompts} prompts; this server takes {most} outputs at a time"
             raise ApiError(400, message, param="n" if n > 1 else "prompt")
 
+    def require_fitting_text(self, characters: int, field: str) -> None:
+        """See that a prompt can fit before it is encoded, which takes long for a long text.
+
+        Args:
+            characters: of the text, or of a part of it.
+
+        Raises:
+            ApiError: whatever its tokens are, they are too many.
+        """
+        most = self.limits.max_characters
+        if characters > most:
+            tokens = self.llm.executor.max_seq_len
+            message = f"{field} has {characters} characters; the model's {tokens} tokens cannot have more than {most}"
+            raise ApiError(400, message, param=field, code="context_length_exceeded")
+
+    def require_fitting_messages(self, messages: Sequence[ChatMessage]) -> None:
+        """See that a conversation can fit before the chat template reads it.
+
+        Raises:
+            ApiError: it cannot.
+        """
+        self.require_fitting_text(sum(message.characters for message in messages), "messages")
+
     def require_room(self, prompt: Sequence[int], field: str) -> None:
         """See that a prompt fits.
 
@@ -112,7 +143,7 @@ class Service:
         Raises:
             ApiError, UserError: a prompt or a parameter cannot be.
         """
-        params = body.sampling_params(self.defaults, form)
+        params = body.sampling_params(self.defaults, form, self.vocab_size)
         timeout = self.settings.request_timeout
         return [
             self.llm.new_request(

@@ -23,7 +23,11 @@ class ServerSettings:
     """Start prompts after what they share with earlier ones."""
     request_timeout: float | None = None
     """Seconds that a request may take, waiting included."""
-    max_body_size: int = 16 * 2**20
-    """Bytes."""
+    max_body_size: int | None = None
+    """Bytes; None: what `request_limits` derives from the engine."""
+    strict_fields: bool = False
+    """Refuse requests with fields that nothing here reads."""
+    allowed_origins: tuple[str, ...] = ()
+    """Whose pages may call the API from a browser; "*" is all."""
     vllm_metrics: bool = False
     """Give metrics under vLLM's names too."""

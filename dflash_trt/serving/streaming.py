@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
 from itertools import groupby
 from typing import Any
 
@@ -16,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from dflash_trt.serving.answer import Answer, Progress, ShuttingDown
 from dflash_trt.serving.call import Call, require_end
+from dflash_trt.serving.disconnect import watching
 from dflash_trt.serving.engine_thread import EngineThread
 from dflash_trt.serving.errors import ApiError
 from dflash_trt.serving.protocol import CommonRequest
@@ -38,11 +38,11 @@ async def respond(http: HttpRequest, service: Service, body: CommonRequest, prep
     service.require_model(body.model)
     engine = service.engine
     with service.room(body.prompt_count, body.n or 1):
-        call = await asyncio.to_thread(prepare)
+        call = await service.workers.run(http, prepare)
         answer = engine.submit([choice.request for choice in call.choices])
     if body.stream:
         return _EventStream(engine, answer, call)
-    with engine.answering(answer), _watching(http.receive, lambda: engine.cancel(answer)):
+    with engine.answering(answer), watching(http.receive, lambda: engine.cancel(answer)):
         try:
             emissions = await call.emissions(answer)
             # On a thread: alternatives of thousands of tokens take a while to put together.
@@ -62,24 +62,8 @@ class _EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         cancel = lambda: self._engine.cancel(self._answer)  # noqa: E731
-        with self._engine.answering(self._answer), _watching(receive, cancel):
+        with self._engine.answering(self._answer), watching(receive, cancel):
             await self.stream_response(send)
-
-
-@contextmanager
-def _watching(receive: Receive, when_gone: Callable[[], object]) -> Iterator[None]:
-    """Call `when_gone` if the client goes away during the block."""
-
-    async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        when_gone()
-
-    watcher = asyncio.create_task(watch())
-    try:
-        yield
-    finally:
-        watcher.cancel()
 
 
 async def _events(answer: Answer, call: Call) -> AsyncIterator[str]:

@@ -78,8 +78,8 @@ class Bodies:
             yield from (place for place in self._places(alternative) if place.path)
         for place in self._places(schema["items"]) if schema.get("type") == "array" else ():
             yield Place((0, *place.path), _in_list(place.put))
-        if schema.get("type") == "object" and schema.get("additionalProperties") is False:
-            for name, inner in {**schema["properties"], "no_such_field": {}}.items():
+        if schema.get("type") == "object":
+            for name, inner in schema.get("properties", {}).items():
                 for place in self._places(inner):
                     yield Place((name, *place.path), _in_object(self.least(schema), name, place.put))
 

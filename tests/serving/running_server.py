@@ -15,8 +15,8 @@ import uvicorn
 
 from dflash_trt.runtime.llm import LLM
 from dflash_trt.serving.app import create_app
-from dflash_trt.serving.engine_thread import EngineThread
 from dflash_trt.serving.server import bind, configuration
+from dflash_trt.serving.service import Service
 from dflash_trt.serving.settings import ServerSettings
 from dflash_trt.serving.snapshot import Snapshot
 
@@ -27,9 +27,10 @@ MESSAGES: list[Any] = [{"role": "user", "content": DIARY}]
 class RunningServer:
     """A server in a thread of this process, and its clients."""
 
-    def __init__(self, url: str, engine: EngineThread, key: str, connections: set[Any]) -> None:
+    def __init__(self, url: str, service: Service, key: str, connections: set[Any]) -> None:
         self.url = url
-        self.engine = engine
+        self.service = service
+        self.engine = service.engine
         self.connections = connections
         """Uvicorn's, each with its transport."""
         self.http = httpx.Client(base_url=url, timeout=60, headers={"Authorization": f"Bearer {key}"})
@@ -103,7 +104,7 @@ def running(llm: LLM, **settings: Any) -> Iterator[RunningServer]:
         connections = server.server_state.connections
         thread.start()
         url = f"http://127.0.0.1:{bound.getsockname()[1]}"
-        client = RunningServer(url, app.state.service.engine, (settings.get("api_keys") or ["none"])[0], connections)
+        client = RunningServer(url, app.state.service, (settings.get("api_keys") or ["none"])[0], connections)
         try:
             yield client
         finally:

@@ -1,4 +1,4 @@
-"""Keys, and limits on bodies, queues and time."""
+"""Keys, and limits on bodies, connections, queues and time."""
 
 from __future__ import annotations
 
@@ -6,16 +6,29 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
 
-from dflash_trt.serving import connection, guards
+from dflash_trt.serving import connection, guards, json_body
+from dflash_trt.serving.limits import request_limits
 from tests.conftest import Engines
 from tests.serving.running_server import MESSAGES, RunningServer, running, wait_until
+from tests.serving.server_process import serving
+
+
+@pytest.fixture
+def server(llms: Engines) -> Iterator[RunningServer]:
+    """For one test: others here serve the same engine, which has one server at a time."""
+    with running(llms["tiny"]) as server:
+        yield server
 
 
 def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
@@ -181,3 +194,209 @@ def test_a_body_that_stops_half_way_holds_nothing(server: RunningServer) -> None
         half.sendall(b'Content-Length: 100\r\n\r\n{"prompt": ')
         assert server.post("/v1/completions", prompt="Saturday", max_tokens=1).status_code == 200
         assert server.engine.open_requests == 0
+
+
+def test_limits_leave_room_for_the_longest_prompts(llms: Engines) -> None:
+    """In characters that JSON writes as escapes, as token ids with blanks, in messages of one token."""
+    tokenizer = llms["tiny"].tokenizer
+    for tokens in (64, 4096, 131_072):
+        limits = request_limits(tokenizer, max_seq_len=tokens)
+        longest = max(tokenizer.get_vocab(), key=len)
+        bodies = [
+            {"prompt": "\N{SNOWMAN}" * tokens},
+            {"prompt": [151_643] * tokens},
+            {"prompt": longest * tokens},
+            {"messages": [{"role": "user", "content": "a"}] * (tokens // 4)},
+        ]
+        for body in bodies:
+            text = json.dumps(body).encode()
+            assert len(text) < limits.max_body_size and json_body.json_shape(text).values < limits.max_values
+        assert len(longest * tokens) == limits.max_characters and limits.max_messages == tokens
+    assert request_limits(tokenizer, max_seq_len=64, max_body_size=9).max_body_size == 9
+
+
+HI = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+NOTHING = [[]] * 66_000
+DEEP: list[Any] = []
+for _ in range(200):
+    DEEP = [DEEP]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        ("/v1/chat/completions", {**HI, "metadata": {"a": NOTHING}}, 413, None),
+        ("/v1/chat/completions", {**HI, "chat_template_kwargs": {"a": NOTHING}}, 413, None),
+        ("/v1/chat/completions", {**HI, "colour": NOTHING}, 413, None),
+        ("/v1/chat/completions", {**HI, "chat_template_kwargs": {"a": DEEP}}, 400, None),
+        (
+            "/v1/chat/completions",
+            {**HI, "chat_template_kwargs": dict.fromkeys(map(str, range(300)))},
+            400,
+            "chat_template_kwargs",
+        ),
+        ("/v1/chat/completions", {**HI, "metadata": dict.fromkeys(map(str, range(300)))}, 400, "metadata"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": ""}] * 600}, 400, "messages"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 4000}] * 2}, 400, "messages"),
+        ("/tokenize", {"messages": [{"role": "user", "content": ""}] * 600}, 400, "messages"),
+        ("/tokenize", {"prompt": "a" * 7000}, 400, "prompt"),
+        ("/v1/completions", {"prompt": "a" * 7000}, 400, "prompt"),
+        ("/v1/completions", {"prompt": ["Hi", "a" * 7000]}, 400, "prompt"),
+        ("/v1/completions", {"prompt": ["a"] * 5000}, 400, "prompt"),
+        ("/detokenize", {"tokens": [1] * 100_000}, 413, None),
+        ("/detokenize", {"tokens": [1] * 90_000 + [700]}, 400, "tokens"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_no_prompt_needs_is_refused(
+    small: RunningServer, path: str, body: dict[str, Any], status: int, param: str | None
+) -> None:
+    """Before any of it is encoded, and most of it before any of it is an object."""
+    assert error_of(small.post(path, **body), status)["param"] == param
+    assert small.post("/v1/completions", prompt="Hi", max_tokens=1).status_code == 200
+
+
+@pytest.fixture
+def small(llms: Engines) -> Iterator[RunningServer]:
+    with running(llms["tiny"], max_body_size=2**18) as server:
+        yield server
+
+
+@contextmanager
+def blocked(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Bodies of more than 10,000 bytes are not parsed until the block ends; lengths of those that have begun."""
+    go_on, begun = threading.Event(), list[int]()
+    parse = json_body.from_json
+
+    def wait_and_parse(content: bytes, **options: Any) -> Any:
+        if len(content) > 10_000:
+            begun.append(len(content))
+            assert go_on.wait(60)
+        return parse(content, **options)
+
+    monkeypatch.setattr(json_body, "from_json", wait_and_parse)
+    try:
+        yield begun
+    finally:
+        go_on.set()
+
+
+@pytest.mark.parametrize("size", [30_000, 100_000])
+def test_a_long_body_holds_up_nobody(server: RunningServer, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    with ThreadPoolExecutor(4) as clients:
+        with blocked(monkeypatch) as begun:
+            long = [clients.submit(server.post, "/tokenize", prompt="a" * size) for _ in range(4)]
+            wait_until(lambda: len(begun) >= 2)
+            assert server.post("/v1/completions", prompt="Saturday", max_tokens=2).status_code == 200
+            assert not any(one.done() for one in long)
+        assert [error_of(one.result(), 400)["param"] for one in long] == ["prompt"] * 4
+
+
+def test_work_for_a_client_that_has_gone_is_never_begun(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two long bodies have the threads for such; a third waits for one, and its client leaves."""
+    with ThreadPoolExecutor(2) as clients:
+        with blocked(monkeypatch) as begun:
+            long = [clients.submit(server.post, "/tokenize", prompt="a" * 100_000) for _ in range(2)]
+            wait_until(lambda: len(begun) == 2)
+            connections = len(server.connections)
+            with server.connect("/tokenize", prompt="a" * 200_000):
+                wait_until(lambda: len(server.connections) == connections + 1)
+                wait_until(lambda: server.service.workers._large._work_queue.qsize() == 1)
+            wait_until(lambda: len(server.connections) == connections)
+        assert [error_of(one.result(), 400)["param"] for one in long] == ["prompt"] * 2
+        error_of(server.post("/tokenize", prompt="a" * 150_000), 400)
+        assert [size // 1000 for size in begun] == [100, 100, 150]
+
+
+def test_a_client_that_leaves_while_its_prompt_waits_leaves_its_room(
+    llms: Engines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(llms["tiny"], max_queue=0) as server, ThreadPoolExecutor(2) as clients:
+        go_on = threading.Event()
+        for _ in range(2):
+            server.service.workers._large.submit(go_on.wait, 60)
+        monkeypatch.setattr(json_body, "_SMALL", 2**20)  # parsed at once: what waits is the encoding
+        with server.connect("/v1/completions", prompt=["a" * 100_000, "b"], n=4):
+            wait_until(lambda: server.engine.open_requests == 8)
+            assert error_of(server.post("/v1/completions", prompt="Hi"), 429)["code"] == "overloaded"
+        wait_until(lambda: server.engine.open_requests == 0)
+        assert server.post("/v1/completions", prompt="Hi", max_tokens=1).status_code == 200
+        go_on.set()
+        assert clients
+
+
+def test_bodies_there_is_no_memory_for(llms: Engines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of those that are held together have a limit too; short requests are little of it."""
+    with running(llms["tiny"], max_body_size=100_000) as server, ThreadPoolExecutor(70) as clients:
+        with blocked(monkeypatch):
+            long = [clients.submit(server.post, "/tokenize", prompt="a" * 99_000) for _ in range(70)]
+            wait_until(lambda: sum(one.done() for one in long) >= 6)
+            refused = [one.result() for one in long if one.done()]
+            assert {error_of(one, 429)["code"] for one in refused} == {"overloaded"}
+            assert server.post("/v1/completions", prompt="Hi", max_tokens=1).status_code == 200
+        answered = [one.result() for one in long if one.result().status_code != 429]
+        assert len(answered) == 64
+        assert error_of(server.post("/tokenize", prompt="a" * 99_000), 400)["param"] == "prompt"
+
+
+def test_memory_comes_back(llms: Engines) -> None:
+    """Forty bodies, each of which takes some 15 MB as Python objects."""
+    body = {"messages": HI["messages"], "max_tokens": 1, "metadata": {"a": [[]] * 45_000}, "colour": [{}] * 45_000}
+    with serving(llms["tiny"].engine.path, "--port", 0) as server, ThreadPoolExecutor(4) as clients:
+        ask = partial(httpx.post, f"{server.url}/v1/chat/completions", timeout=60)
+        assert ask(json=HI).status_code == 200
+        before = _resident(server.process.pid)
+        for answer in clients.map(lambda _: ask(json=body), range(40)):
+            assert answer.headers.get("x-ignored-fields") == "colour", answer.text[:300]
+        assert _resident(server.process.pid) - before < 128 * 2**20
+
+
+def _resident(pid: int) -> int:
+    (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS"))
+    return int(line.split()[1]) * 1024
+
+
+REST = b"Host: x\r\nX-Long: "
+UNREAD = b"POST /v1/nothing HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"
+WHOLE = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "begin",
+    [b"", b"GET /health HTTP/1.1\r\n" + REST, WHOLE + b"GET /health HTTP/1.1\r\n" + REST, UNREAD],
+    ids=["nothing", "head", "second head", "body of an answered request"],
+)
+@pytest.mark.parametrize("drips", [False, True])
+def test_a_connection_that_asks_nothing_is_closed(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, begin: bytes, drips: bool
+) -> None:
+    monkeypatch.setattr(connection, "_HEAD_SECONDS", 0.5)
+    with socket.create_connection(address(server)) as client:
+        client.sendall(begin)
+        client.settimeout(0.02)
+        for _ in range(3000):
+            try:
+                if drips and begin:
+                    client.sendall(b"a")
+                if not client.recv(4096):
+                    break
+            except TimeoutError:
+                pass
+            except ConnectionError:
+                break
+        else:
+            raise AssertionError("it may stay for a minute")
+
+
+def test_a_request_that_takes_long_is_not(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_HEAD_SECONDS", 0.2)
+    with ThreadPoolExecutor(1) as clients, server.paused():
+        answer = clients.submit(server.post, "/v1/completions", prompt="Saturday", max_tokens=2)
+        wait_until(lambda: server.engine.open_requests == 1)
+        time.sleep(0.5)
+    assert answer.result().status_code == 200
+
+
+def address(server: RunningServer) -> tuple[str, int]:
+    host, port = server.url.removeprefix("http://").split(":")
+    return host, int(port)

@@ -124,7 +124,7 @@ def refusal(response: httpx.Response) -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", KINDS)
 def test_a_wrong_field_is_named(server: InProcess, path: str) -> None:
-    """One thing is wrong: a type, a number, a field that is missing or that nobody knows."""
+    """One thing is wrong: a type, a number, or a field that is missing."""
     name, count = KINDS[path]
 
     def send(example: tuple[Any, str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
+import pytest
 
 from dflash_trt import __version__
 from dflash_trt.runtime.llm import LLM
@@ -25,6 +26,16 @@ def test_health_and_version(server: RunningServer) -> None:
     assert server.http.get("/ping").status_code == server.http.post("/ping").status_code == 200
     assert server.http.get("/version").json() == {"version": __version__}
     assert server.http.get("/load").json() == {"server_load": 0}
+
+
+@pytest.mark.parametrize(
+    "path", ["/health", "/ping", "/version", "/load", "/metrics", "/v1/models", "/v1/models/tiny", "/"]
+)
+def test_head_is_get_without_a_body(server: RunningServer, path: str) -> None:
+    head, get = server.http.head(path), server.http.get(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers.get("content-type") == get.headers.get("content-type")
+    assert server.http.head("/v1/completions").status_code == 405
 
 
 def test_tokenize_and_back(server: RunningServer, alone: LLM) -> None:
@@ -48,6 +59,8 @@ def test_tokenize_refuses(server: RunningServer) -> None:
         ("/detokenize", {"tokens": [10**6]}, "tokens"),
         ("/detokenize", {"tokens": ["a"]}, "tokens[0]"),
         ("/detokenize", {}, "tokens"),
+        ("/tokenize", {"messages": MESSAGES, "continue_final_message": True}, "continue_final_message"),
+        ("/tokenize", {"prompt": "a" * 7000}, "prompt"),
     ]
     for path, body, param in cases:
         response: httpx.Response = server.post(path, **body)

@@ -68,6 +68,7 @@ def test_null_is_as_absent(server: RunningServer, path: str) -> None:
     [
         ({"logit_bias": {"697": 1}}, "logit_bias[697]"),
         ({"logit_bias": {"3": 101}}, "logit_bias[3]"),
+        ({"logit_bias": {"697": 1, "hello": 1, "-1": 1}}, "logit_bias"),
         ({"logit_bias": {"3": "much"}}, "logit_bias.3"),
         ({"min_tokens": 9}, "min_tokens"),
         ({"min_tokens": -1}, "min_tokens"),

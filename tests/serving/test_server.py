@@ -75,6 +75,15 @@ def test_a_second_signal_ends_it_at_once(llms: Engines) -> None:
             assert server.end()[0] == -signal.SIGTERM
 
 
+def test_limits_and_origins(llms: Engines) -> None:
+    origins = ("--allowed_origins", "https://a.example, https://b.example", "--allowed_origins", "http://c.example")
+    with serving(llms["tiny"].engine.path, "--port", 0, *origins) as server:
+        assert f"longest request body: {2**20 + 32 * 512} bytes" in server.lines
+        for origin in ("https://a.example", "https://b.example", "http://c.example"):
+            response = httpx.head(f"{server.url}/health", headers={"Origin": origin})
+            assert response.headers["access-control-allow-origin"] == origin
+
+
 def test_keys_of_the_environment(llms: Engines) -> None:
     with serving(llms["tiny"].engine.path, "--port", 0, DFLASH_TRT_API_KEY="one two") as server:
         statuses = [
@@ -122,6 +131,9 @@ def test_mistakes_at_the_start(llms: Engines, tmp_path: Path, capsys: pytest.Cap
         ([engine, "--port", 0, "--verify_window", 9], "verify_window is 9"),
         ([engine, "--port", 70000], "70000"),
         ([engine, "--port", 0, "--max_queue", -1], "max_queue"),
+        ([engine, "--port", 0, "--allowed_origins", "https://a.example,b.example"], "--allowed_origins 'b.example'"),
+        ([engine, "--port", 0, "--allowed_origins", "https://a.example/"], "--allowed_origins 'https://a.example/'"),
+        ([engine, "--port", 0, "--allowed_origins", ""], "--allowed_origins ''"),
     ):
         result = invoke(capsys, "serve", *arguments)
         assert result.status == 2 and said in result.err and len(result.err.splitlines()) <= 3, result.err
