@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from pydantic_core import PydanticCustomError
 
 from dflash_trt.errors import UserError
+from dflash_trt.runtime.lark import Lark
 from dflash_trt.runtime.sampling_params import SEED_LIMIT, SamplingParams
 from dflash_trt.runtime.structured import StructuredOutputs
 
@@ -128,7 +129,7 @@ class CommonRequest(Strict):
         """Prompts, each of which has `n` outputs."""
         return 1
 
-    def sampling_params(self, defaults: Mapping[str, Any], form: StructuredOutputs | None) -> SamplingParams:
+    def sampling_params(self, defaults: Mapping[str, Any], form: StructuredOutputs | Lark | None) -> SamplingParams:
         """What it asks of the engine, `defaults` where it does not say, and the form of its outputs.
 
         Raises:

@@ -10,6 +10,7 @@ from typing import Any
 
 from dflash_trt.errors import UserError
 from dflash_trt.runtime.generation import Prompt
+from dflash_trt.runtime.lark import Lark
 from dflash_trt.runtime.llm import LLM
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.structured import StructuredOutputs
@@ -97,12 +98,14 @@ class Service:
         try:
             self.llm.require_form(form)
         except UserError as error:
-            if str(error).startswith(field):
-                raise
-            raise InvalidField(field, str(error).partition(": ")[2]) from None
+            place, _, problem = str(error).partition(": ")
+            inside = place.removeprefix("structured_outputs")
+            raise InvalidField(
+                field + inside.removeprefix(".json" if field.endswith(".schema") else ""), problem
+            ) from None
 
     def requests(
-        self, prompts: Sequence[tuple[str, Prompt]], body: CommonRequest, form: StructuredOutputs | None
+        self, prompts: Sequence[tuple[str, Prompt]], body: CommonRequest, form: StructuredOutputs | Lark | None
     ) -> list[Request]:
         """The engine's requests for prompts, each with the field that it came from; `n` for each.
 
