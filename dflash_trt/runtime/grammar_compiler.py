@@ -11,10 +11,9 @@ from transformers import PreTrainedTokenizerFast
 
 from dflash_trt.checkpoint.special_tokens import textless_token_ids
 from dflash_trt.checkpoint.token_bytes import token_bytes
-from dflash_trt.errors import UserError
 from dflash_trt.runtime.grammar import GrammarMask
 from dflash_trt.runtime.lark import Lark, engine_problem, lark, shortened
-from dflash_trt.runtime.structured import StructuredOutputs
+from dflash_trt.runtime.structured import InvalidForm, StructuredOutputs
 
 _MOST_COMPILED = 32
 """Forms that are kept compiled: clients may send a new one with every request."""
@@ -26,7 +25,7 @@ _LIMITS = LLParserLimits(
     step_lexer_fuel=2**62,
     verbose_errors=False,
 )
-"""Counts of what the engine does, never time: whether a form is too ambiguous depends on the form and the text alone."""
+"""Counts of what the engine does, never time: whether a form is too ambiguous depends on it and the text alone."""
 
 
 class GrammarCompiler:
@@ -51,17 +50,17 @@ class GrammarCompiler:
         """What holds one output to a form.
 
         Raises:
-            UserError: the form is none, is too large, has a part that cannot be enforced, or no text has it.
+            InvalidForm: the form is none, is too large, has a part that cannot be enforced, or no text has it.
         """
         name = "" if isinstance(form, Lark) else "." + form.given[0]
         value = "" if isinstance(form, Lark) else f"; the value is {shortened(form.given[1])}"
         try:
             compiled = self._compiled_form(form)
         except (RecursionError, TypeError, ValueError) as error:
-            raise UserError(f"structured_outputs{name}: {' '.join(str(error).split())}{value}") from None
+            raise InvalidForm(name, f"{' '.join(str(error).split())}{value}") from None
         mask = GrammarMask(compiled, self.vocab_size, self._stop_token_ids)
         if not mask.allows_any:
-            raise UserError(f"structured_outputs{name}: no text has this form{value}")
+            raise InvalidForm(name, f"no text has this form{value}")
         return mask
 
     def _compiled_form(self, form: StructuredOutputs | Lark) -> LLMatcher:

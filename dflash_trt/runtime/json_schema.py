@@ -1,4 +1,4 @@
-"""JSON schemas rewritten in the keywords that the grammar engine enforces exactly; whatever else is refused by its place.
+"""JSON schemas rewritten in the keywords that the grammar engine enforces exactly, the rest refused by its place.
 
 The engine orders properties as the schema does, writes strings without needless escapes and numbers without exponents
 where they are bounded: for each document that a schema allows, one spelling can be written at least, and no spelling of
@@ -52,7 +52,7 @@ def enforceable(schema: bool | Mapping[str, Any]) -> EnforceableSchema:
     draft = _draft(schema)
     _require_well_formed(schema, ())
     rewriting = _Rewriting(References(schema), draft)
-    root = rewriting.schema(schema, (), 0)
+    root = rewriting.schema(schema, (), _Way())
     definitions = {"$defs": rewriting.definitions} if rewriting.definitions else {}
     parts = [(path, {**part, **definitions}) for path, part in rewriting.parts]
     return EnforceableSchema(root if isinstance(root, bool) else {**root, **definitions}, parts)
@@ -73,6 +73,22 @@ def _require_well_formed(schema: Any, path: Path) -> None:
         raise UnsupportedSchema((*path, *error.instance_path), f"is no JSON schema: {problem[:200]}") from None
 
 
+@dataclass(frozen=True)
+class _Way:
+    """How one comes to a schema: through how many others, and which definition (or the root) it applies in place of."""
+
+    depth: int = 0
+    owner: str | None = "root"
+
+    def beside(self) -> _Way:
+        """To a schema that applies to the same value."""
+        return _Way(self.depth + 1, self.owner)
+
+    def inside(self) -> _Way:
+        """To a schema of a property or an item."""
+        return _Way(self.depth + 1, None)
+
+
 @dataclass
 class _Rewriting:
     """Goes over one schema once, each of its definitions when it is first referred to."""
@@ -82,14 +98,16 @@ class _Rewriting:
     definitions: dict[str, Schema] = field(default_factory=dict)
     parts: list[tuple[Path, dict[str, Any]]] = field(default_factory=list)
     _names: dict[Path, str] = field(default_factory=dict)
+    _followed: dict[str, set[str]] = field(default_factory=dict)
+    """Of each definition, those that it refers to for the value itself."""
 
-    def schema(self, schema: Any, path: Path, depth: int) -> Schema:
+    def schema(self, schema: Any, path: Path, way: _Way) -> Schema:
         """One schema, everything in it included."""
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, Mapping):
             raise UnsupportedSchema(path, "must be a JSON schema, an object, true or false")
-        if depth > MOST_DEEP:
+        if way.depth > MOST_DEEP:
             raise UnsupportedSchema(path, f"is more than {MOST_DEEP} schemas deep, references followed")
         if path and isinstance(schema.get("$id"), str):
             raise UnsupportedSchema((*path, "$id"), "is not supported below the root")
@@ -104,7 +122,7 @@ class _Rewriting:
             for key in UNSUPPORTED:
                 if key in known:
                     raise UnsupportedSchema((*path, key), "is not supported")
-            rewritten = self._keywords(known, path, depth + 1)
+            rewritten = self._keywords(known, path, way)
         if isinstance(rewritten, dict):
             self.parts.append((path, rewritten))
         return rewritten
@@ -132,17 +150,19 @@ class _Rewriting:
         written = [require_writable(value, (*path, keyword)) for value in values]
         return {"enum": written} if written else False
 
-    def _keywords(self, schema: Mapping[str, Any], path: Path, depth: int) -> Schema:
-        """What stands in one schema without `enum` and `const`; applicators last, so that the engine sees the rest whole."""
-        simple = {key: write(self, schema[key], (*path, key), depth) for key, write in _SIMPLE.items() if key in schema}
+    def _keywords(self, schema: Mapping[str, Any], path: Path, way: _Way) -> Schema:
+        """A schema without `enum` and `const`. Applicators come last, so that the engine sees the rest whole."""
+        simple = {
+            key: write(self, schema[key], (*path, key), way.inside()) for key, write in _SIMPLE.items() if key in schema
+        }
         self._require_counts(schema, path)
-        self._write_unevaluated(schema, simple, path, depth)
+        self._write_unevaluated(schema, simple, path, way.inside())
         if "propertyNames" in schema:
-            self._write_names(schema, simple, path, depth)
-        every = self._dependent(schema, path, depth)
+            self._write_names(schema, simple, path, way.inside())
+        every = self._dependent(schema, path, way.beside())
         for key in ("allOf", "anyOf", "oneOf"):
             if key in schema:
-                options = [self.schema(each, (*path, key, at), depth) for at, each in enumerate(schema[key])]
+                options = [self.schema(each, (*path, key, at), way.beside()) for at, each in enumerate(schema[key])]
                 if key == "allOf":
                     every += options
                 else:
@@ -150,10 +170,10 @@ class _Rewriting:
         if every:
             simple["allOf"] = every
         if "$ref" in schema:
-            simple["$ref"] = self._reference(schema["$ref"], (*path, "$ref"), depth)
+            simple["$ref"] = self._reference(schema["$ref"], (*path, "$ref"), way)
         return simple
 
-    def _reference(self, reference: str, at: Path, depth: int) -> str:
+    def _reference(self, reference: str, at: Path, way: _Way) -> str:
         path, found = self.references.target(reference, at)
         if path not in self._names:
             self._names[path] = str(len(self._names))
@@ -161,8 +181,25 @@ class _Rewriting:
                 raise UnsupportedSchema(at, f"is {reference!r}, which leads to no schema")
             if isinstance(found, Mapping):
                 _require_well_formed(found, path)
-            self.definitions[self._names[path]] = self.schema(found, path, depth)
-        return f"#/$defs/{self._names[path]}"
+            self.definitions[self._names[path]] = self.schema(found, path, _Way(way.depth + 1, self._names[path]))
+        name = self._names[path]
+        if way.owner is not None:
+            self._followed.setdefault(way.owner, set()).add(name)
+            if self._leads_to(name, way.owner):
+                raise UnsupportedSchema(at, f"is {reference!r}, which leads back to where it stands")
+        return f"#/$defs/{name}"
+
+    def _leads_to(self, start: str, end: str) -> bool:
+        seen: set[str] = set()
+        left = [start]
+        while left:
+            name = left.pop()
+            if name == end:
+                return True
+            if name not in seen:
+                seen.add(name)
+                left += self._followed.get(name, ())
+        return False
 
     def _require_counts(self, schema: Mapping[str, Any], path: Path) -> None:
         """The engine counts names that the schema does not list, and one of them may come twice."""
@@ -172,19 +209,19 @@ class _Rewriting:
                 (*path, "minProperties"), f"is {least}; more than one above the {required} of required is not supported"
             )
 
-    def _write_unevaluated(self, schema: Mapping[str, Any], simple: dict[str, Any], path: Path, depth: int) -> None:
+    def _write_unevaluated(self, schema: Mapping[str, Any], simple: dict[str, Any], path: Path, way: _Way) -> None:
         """Where nothing else evaluates, what is not evaluated is what is additional."""
         for key, plain in (("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", "items")):
             if key in schema and plain not in schema and schema[key] is not True:
                 other = next((each for each in schema if each in APPLICATORS), None)
                 if other is not None:
                     raise UnsupportedSchema((*path, key), f"is not supported beside {other}")
-                simple[plain] = self.schema(schema[key], (*path, key), depth)
+                simple[plain] = self.schema(schema[key], (*path, key), way)
 
-    def _write_names(self, schema: Mapping[str, Any], simple: dict[str, Any], path: Path, depth: int) -> None:
+    def _write_names(self, schema: Mapping[str, Any], simple: dict[str, Any], path: Path, way: _Way) -> None:
         """`propertyNames`, where it lists the names or is a pattern that all of them have."""
         at, names, rest = (*path, "propertyNames"), schema["propertyNames"], simple.get("additionalProperties", True)
-        written = self.schema(names, at, depth)
+        written = self.schema(names, at, way)
         listed = simple.get("properties", {})
         if written is True or written == {} or written == {"type": "string"}:
             return
@@ -201,45 +238,45 @@ class _Rewriting:
             raise UnsupportedSchema(at, "is supported with enum or const, or with a pattern where no names are listed")
         simple["additionalProperties"] = False
 
-    def _dependent(self, schema: Mapping[str, Any], path: Path, depth: int) -> list[Schema]:
+    def _dependent(self, schema: Mapping[str, Any], path: Path, way: _Way) -> list[Schema]:
         """Either the name is not there, or what depends on it holds."""
         every: list[Schema] = []
         for name, needed in schema.get("dependentRequired", {}).items():
             every.append({"anyOf": [{"properties": {name: False}}, {"required": [name, *needed]}]})
         for name, needed in schema.get("dependentSchemas", {}).items():
-            written = self.schema(needed, (*path, "dependentSchemas", name), depth)
+            written = self.schema(needed, (*path, "dependentSchemas", name), way)
             every.append({"anyOf": [{"properties": {name: False}}, {"required": [name], "allOf": [written]}]})
         return every
 
-    def _named(self, schemas: Mapping[str, Any], path: Path, depth: int) -> dict[str, Schema]:
-        return {name: self.schema(each, (*path, name), depth) for name, each in schemas.items()}
+    def _named(self, schemas: Mapping[str, Any], path: Path, way: _Way) -> dict[str, Schema]:
+        return {name: self.schema(each, (*path, name), way) for name, each in schemas.items()}
 
-    def _patterns(self, schemas: Mapping[str, Any], path: Path, depth: int) -> dict[str, Schema]:
-        written = self._named(schemas, path, depth)
-        patterns = {self._pattern(name, (*path, name), depth): each for name, each in written.items()}
+    def _patterns(self, schemas: Mapping[str, Any], path: Path, way: _Way) -> dict[str, Schema]:
+        written = self._named(schemas, path, way)
+        patterns = {self._pattern(name, (*path, name), way): each for name, each in written.items()}
         if len(patterns) < len(written):
             raise UnsupportedSchema(path, "has two patterns of the same meaning")
         return patterns
 
-    def _list(self, schemas: list[Any], path: Path, depth: int) -> list[Schema]:
-        return [self.schema(each, (*path, index), depth) for index, each in enumerate(schemas)]
+    def _list(self, schemas: list[Any], path: Path, way: _Way) -> list[Schema]:
+        return [self.schema(each, (*path, index), way) for index, each in enumerate(schemas)]
 
-    def _pattern(self, pattern: str, path: Path, _: int) -> str:
+    def _pattern(self, pattern: str, path: Path, _: _Way) -> str:
         try:
             return f"^(?:{ecma_search(pattern)})$"
         except UnsupportedRegex as error:
             raise UnsupportedSchema(path, f"is {pattern[:100]!r}: {error}") from None
 
-    def _same(self, value: Any, _: Path, __: int) -> Any:
+    def _same(self, value: Any, _: Path, __: _Way) -> Any:
         return value
 
-    def _number(self, value: float, path: Path, _: int) -> float:
+    def _number(self, value: float, path: Path, _: _Way) -> float:
         return require_exact(value, path)
 
-    def _length(self, value: float, path: Path, _: int) -> int:
+    def _length(self, value: float, path: Path, _: _Way) -> int:
         return _bounded(value, MOST_LENGTH, path)
 
-    def _count(self, value: float, path: Path, _: int) -> int:
+    def _count(self, value: float, path: Path, _: _Way) -> int:
         return _bounded(value, MOST_ITEMS, path)
 
 
@@ -249,7 +286,7 @@ def _bounded(value: float, most: int, path: Path) -> int:
     return int(value)
 
 
-_SIMPLE: dict[str, Callable[[_Rewriting, Any, Path, int], Any]] = {
+_SIMPLE: dict[str, Callable[[_Rewriting, Any, Path, _Way], Any]] = {
     "type": _Rewriting._same,
     "properties": _Rewriting._named,
     "patternProperties": _Rewriting._patterns,

@@ -11,11 +11,10 @@ from typing import Any
 
 from llguidance import LLMatcher
 
-from dflash_trt.errors import UserError
 from dflash_trt.runtime.gbnf import lark_rules
 from dflash_trt.runtime.json_schema import EnforceableSchema, enforceable
 from dflash_trt.runtime.regular_expression import literal, python_fullmatch
-from dflash_trt.runtime.structured import MOST_WHITESPACE, StructuredOutputs
+from dflash_trt.runtime.structured import MOST_WHITESPACE, InvalidForm, StructuredOutputs
 from dflash_trt.runtime.unsupported_schema import UnsupportedSchema, shown
 
 _MOST_TEXT = 2**17
@@ -51,7 +50,7 @@ def lark(form: StructuredOutputs) -> Lark:
     """What a form is in Lark.
 
     Raises:
-        UserError: the form is malformed or too large, or it has a part that cannot be enforced.
+        InvalidForm: the form is malformed or too large, or it has a part that cannot be enforced.
     """
     name, value = form.given
     try:
@@ -66,11 +65,9 @@ def lark(form: StructuredOutputs) -> Lark:
         schema = {"type": "object"} if form.json is None else form.json
         return json_lark(_parsed(schema) if isinstance(schema, str) else schema)
     except UnsupportedSchema as error:
-        raise UserError(f"structured_outputs.json{shown(error.path)}: {error.problem}") from None
+        raise InvalidForm(f".json{shown(error.path)}", error.problem) from None
     except (RecursionError, TypeError, ValueError) as error:
-        raise UserError(
-            f"structured_outputs.{name}: {' '.join(str(error).split())}; the value is {shortened(value)}"
-        ) from None
+        raise InvalidForm(f".{name}", f"{' '.join(str(error).split())}; the value is {shortened(value)}") from None
 
 
 def json_lark(schema: bool | Mapping[str, Any]) -> Lark:
@@ -99,7 +96,7 @@ def _json_expression(schema: bool | Mapping[str, Any]) -> Lark:
 
 
 def _placed(refused: str, made: EnforceableSchema) -> UnsupportedSchema:
-    """The innermost schema that the engine refuses; one that no value matches may be what is meant, if it is optional."""
+    """The innermost schema that the engine refuses, for the reason that the whole is."""
     for path, part in made.parts:
         reason = LLMatcher.validate_grammar(_json_expression(part).text)
         if reason and (_UNSATISFIABLE in reason) == (_UNSATISFIABLE in refused):

@@ -13,6 +13,20 @@ MOST_WHITESPACE = 16
 """Between two parts of JSON; a model that has lost its way would else write nothing but line ends up to its limit."""
 
 
+class InvalidForm(UserError):
+    """A structured output that cannot be had.
+
+    Args:
+        place: what of it is at fault, as in `.json.properties.a.pattern`.
+        problem: one line that continues a sentence beginning with the place.
+    """
+
+    def __init__(self, place: str, problem: str) -> None:
+        super().__init__(f"structured_outputs{place}: {problem}")
+        self.place = place
+        self.problem = problem
+
+
 @dataclass(frozen=True)
 class StructuredOutputs:
     """Exactly one of these. Names and meanings are vLLM's."""

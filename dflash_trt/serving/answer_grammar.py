@@ -24,7 +24,7 @@ def answer_grammar(
 
     Raises:
         InvalidField: a tool's schema has a part that cannot be enforced.
-        UserError: so has what is asked for.
+        InvalidForm: so has what is asked for.
     """
     if tool_format is not None and holds_calls(use, asked):
         body = _calls(use, tool_format, asked)
@@ -72,7 +72,7 @@ def _call(tool: Tool, use: ToolUse, tool_format: ToolFormat) -> str:
 
 
 def _after_thinking(thinking: Thinking, body: Lark) -> Lark:
-    """Thinking is one lexeme with the tags around it, so that it ends with its tag, and nothing of it is in the body."""
+    """Thinking and its tags are one lexeme: it ends with its tag, whatever may come next."""
     opening = f"/{literal(THINK)}/ " if thinking == "possible" else ""
     thought = f"THOUGHT: {opening}THINKING /{literal(END_THINK + _AFTER_THINKING)}/\n"
     rules = f"{thought}THINKING: {_text_without(THINK, END_THINK)}\nbody: {body.expression}\n{body.rules}"

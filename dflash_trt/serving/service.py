@@ -8,12 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from dflash_trt.errors import UserError
 from dflash_trt.runtime.generation import Prompt
 from dflash_trt.runtime.lark import Lark
 from dflash_trt.runtime.llm import LLM
 from dflash_trt.runtime.request import Request
-from dflash_trt.runtime.structured import StructuredOutputs
+from dflash_trt.runtime.structured import InvalidForm, StructuredOutputs
 from dflash_trt.serving.answer import ShuttingDown
 from dflash_trt.serving.engine_thread import EngineThread, QueueFull
 from dflash_trt.serving.errors import ApiError
@@ -93,16 +92,13 @@ class Service:
             field: of a request, which asks for it.
 
         Raises:
-            UserError: they cannot.
+            InvalidField: they cannot.
         """
         try:
             self.llm.require_form(form)
-        except UserError as error:
-            place, _, problem = str(error).partition(": ")
-            inside = place.removeprefix("structured_outputs")
-            raise InvalidField(
-                field + inside.removeprefix(".json" if field.endswith(".schema") else ""), problem
-            ) from None
+        except InvalidForm as error:
+            inside = error.place.removeprefix(".json") if field.endswith(".schema") else error.place
+            raise InvalidField(field + inside, error.problem) from None
 
     def requests(
         self, prompts: Sequence[tuple[str, Prompt]], body: CommonRequest, form: StructuredOutputs | Lark | None
