@@ -17,7 +17,7 @@ from jsonschema_rs import ValidationError, meta
 from dflash_trt.runtime.regular_expression import UnsupportedRegex, ecma_search
 from dflash_trt.runtime.schema_keywords import APPLICATORS, DRAFTS, ENFORCED, TYPES, UNSUPPORTED
 from dflash_trt.runtime.schema_references import References
-from dflash_trt.runtime.schema_values import of_types, require_exact, require_writable
+from dflash_trt.runtime.schema_values import Bound, of_types, require_compatible, require_exact, require_writable
 from dflash_trt.runtime.unsupported_schema import Path, UnsupportedSchema
 
 MOST_DEEP = 128
@@ -53,6 +53,7 @@ def enforceable(schema: bool | Mapping[str, Any]) -> EnforceableSchema:
     _require_well_formed(schema, ())
     rewriting = _Rewriting(References(schema), draft)
     root = rewriting.schema(schema, (), _Way())
+    require_compatible(rewriting.numbers, combined=rewriting.combines)
     definitions = {"$defs": rewriting.definitions} if rewriting.definitions else {}
     parts = [(path, {**part, **definitions}) for path, part in rewriting.parts]
     return EnforceableSchema(root if isinstance(root, bool) else {**root, **definitions}, parts)
@@ -100,6 +101,9 @@ class _Rewriting:
     _names: dict[Path, str] = field(default_factory=dict)
     _followed: dict[str, set[str]] = field(default_factory=dict)
     """Of each definition, those that it refers to for the value itself."""
+    numbers: list[Bound] = field(default_factory=list)
+    combines: bool = False
+    """Numbers of different schemas may hold for one value."""
 
     def schema(self, schema: Any, path: Path, way: _Way) -> Schema:
         """One schema, everything in it included."""
@@ -159,6 +163,7 @@ class _Rewriting:
         self._write_unevaluated(schema, simple, path, way.inside())
         if "propertyNames" in schema:
             self._write_names(schema, simple, path, way.inside())
+        self.combines |= not schema.keys().isdisjoint(_COMBINING)
         every = self._dependent(schema, path, way.beside())
         for key in ("allOf", "anyOf", "oneOf"):
             if key in schema:
@@ -271,7 +276,9 @@ class _Rewriting:
         return value
 
     def _number(self, value: float, path: Path, _: _Way) -> float:
-        return require_exact(value, path)
+        exact = require_exact(value, path)
+        self.numbers.append(Bound(path, exact))
+        return exact
 
     def _length(self, value: float, path: Path, _: _Way) -> int:
         return _bounded(value, MOST_LENGTH, path)
@@ -285,6 +292,8 @@ def _bounded(value: float, most: int, path: Path) -> int:
         raise UnsupportedSchema(path, f"is {value}; more than {most} is not supported")
     return int(value)
 
+
+_COMBINING = {*APPLICATORS, "patternProperties"}
 
 _SIMPLE: dict[str, Callable[[_Rewriting, Any, Path, _Way], Any]] = {
     "type": _Rewriting._same,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from dflash_trt.runtime.unsupported_schema import Path, UnsupportedSchema
@@ -18,11 +19,61 @@ def require_exact(value: float, path: Path) -> float:
     Raises:
         UnsupportedSchema: it does not.
     """
-    if isinstance(value, float) and value.is_integer() and abs(value) <= _MOST:
+    if isinstance(value, float) and value.is_integer() and abs(value) < _MOST:
         return int(value)
-    if abs(value) > _MOST or "e" in repr(value):
-        raise UnsupportedSchema(path, f"is {_short(value)}; numbers beyond 2^53, or below 0.0001, are not supported")
+    if abs(value) >= _MOST or "e" in repr(value):
+        raise UnsupportedSchema(path, f"is {_short(value)}; numbers from 2^53 on, and below 0.0001, are not supported")
     return value
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A number of a schema, and where it stands."""
+
+    path: Path
+    value: float
+
+    @property
+    def keyword(self) -> str:
+        """That it is the value of."""
+        return str(self.path[-1])
+
+
+def require_compatible(numbers: Sequence[Bound], *, combined: bool) -> None:
+    """See that no two keywords meet in one value whose meanings the engine does not keep together.
+
+    It takes an integer for allowed that is an exclusive bound, where the opposite bound is less than 1 away. It writes
+    multiples of a fraction with a number of decimals that a range may leave out.
+
+    Args:
+        numbers: all bounds and `multipleOf` of a schema.
+        combined: those of different schemas may hold for one value.
+
+    Raises:
+        UnsupportedSchema: two do.
+    """
+    for one in numbers:
+        for other in numbers:
+            meet = combined or other.path[:-1] == one.path[:-1]
+            if meet and (_is_too_near(one, other) or _needs_decimals(one, other)):
+                raise UnsupportedSchema(
+                    one.path, f"is {one.value}, which is not supported together with {other.keyword} {other.value}"
+                )
+
+
+def _is_too_near(exclusive: Bound, other: Bound) -> bool:
+    opposite = {"exclusiveMinimum": "aximum", "exclusiveMaximum": "inimum"}.get(exclusive.keyword)
+    if opposite is None or not other.keyword.endswith(opposite):
+        return False
+    return exclusive.value == int(exclusive.value) and 0 < abs(other.value - exclusive.value) < 1
+
+
+def _needs_decimals(multiple: Bound, other: Bound) -> bool:
+    if multiple.keyword != "multipleOf" or isinstance(multiple.value, int) or other.value == multiple.value:
+        return False
+    digits = repr(multiple.value).partition(".")[2]
+    even = len(digits) == 1 or (multiple.value < 1 and digits.strip("0") == "1")
+    return not even or isinstance(other.value, float)
 
 
 def require_writable(value: Any, path: Path) -> Any:
