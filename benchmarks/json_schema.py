@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 
 Accepts = Callable[[str], bool]
-_MARK = "\\ue000"
-_MARKED = re.compile(r'"(?:\\ue000|\\\\ue000)([^"\\\\\\ue000]*)(?:\\ue000|\\\\ue000)"')
+_MARK = "\ue000"
+_MARKED = re.compile(r'"(?:\ue000|\\ue000)([^"\\\ue000]*)(?:\ue000|\\ue000)"')
 
 
 class Refused(Exception):

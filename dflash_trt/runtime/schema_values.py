@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 from dflash_trt.runtime.unsupported_schema import Path, UnsupportedSchema
 
 _MOST = 2**53
+_MOST_TOGETHER = 500
+"""Different bounds, where any two may hold for one value."""
 _UNWRITABLE = re.compile("[\x00-\x07\x0b\x0e-\x1f\x7f\ud800-\udfff]")
 
 
@@ -52,10 +55,15 @@ def require_compatible(numbers: Sequence[Bound], *, combined: bool) -> None:
     Raises:
         UnsupportedSchema: two do.
     """
-    for one in numbers:
-        for other in numbers:
-            meet = combined or other.path[:-1] == one.path[:-1]
-            if meet and (_is_too_near(one, other) or _needs_decimals(one, other)):
+    groups: dict[Path, dict[tuple[str, float], Bound]] = {}
+    for number in numbers:
+        group = groups.setdefault(() if combined else number.path[:-1], {})
+        group[number.keyword, number.value] = number
+        if len(group) > _MOST_TOGETHER:
+            raise UnsupportedSchema(number.path, f"is one of more than {_MOST_TOGETHER} numbers that may meet")
+    for group in groups.values():
+        for one, other in product(group.values(), repeat=2):
+            if _is_too_near(one, other) or _needs_decimals(one, other):
                 raise UnsupportedSchema(
                     one.path, f"is {one.value}, which is not supported together with {other.keyword} {other.value}"
                 )
