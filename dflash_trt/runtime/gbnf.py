@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from dflash_trt.runtime.regular_expression import UnsupportedRegex, literal, range_of
+from dflash_trt.runtime.regular_expression import Range, UnsupportedRegex, class_of, literal
 
 MOST_REPETITIONS = 10_000
 """Of one part; the engine makes rules for them."""
@@ -155,14 +155,14 @@ class _Reader:
             raise self.error("has an unknown escape")
         if not found:
             raise self.error("has an empty class")
-        written = ""
+        ranges: list[Range] = []
         for each in found:
             first = self._decoded(each.groups()[1:6])
             last = self._decoded(each.groups()[7:12]) if each[7] else first
             if first > last:
                 raise self.error(f"has the range {each[0]}, which is empty")
-            written += range_of(ord(first), ord(last))
-        return f"[{negated}{written}]"
+            ranges.append((ord(first), ord(last)))
+        return class_of(ranges, negated=bool(negated))
 
     def _decoded(self, groups: tuple[str | None, ...]) -> str:
         code = groups[0] or groups[1] or groups[2]

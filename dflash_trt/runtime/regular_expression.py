@@ -10,7 +10,7 @@ import importlib
 import re
 import sys
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -18,12 +18,16 @@ from typing import Any
 _sre: Any = importlib.import_module("re._constants" if sys.version_info >= (3, 11) else "sre_constants")
 _parser: Any = importlib.import_module("re._parser" if sys.version_info >= (3, 11) else "sre_parse")
 
+Range = tuple[int, int]
+"""Code points, both ends included."""
+
 MOST_REPETITIONS = 100_000
 """Of one part of an expression; the engine counts in 32 bits and gets slow long before."""
 
 _LAST = 0x10FFFF
 _SURROGATES = (0xD800, 0xDFFF)
 _ANYTHING = "(?s:.*)"
+_NOTHING = r"[^\x{0}-\x{10FFFF}]"
 _KNOWN_FLAGS = re.UNICODE | re.DOTALL | re.VERBOSE | re.ASCII
 
 _REFUSED = {
@@ -35,7 +39,6 @@ _REFUSED = {
     "ATOMIC_GROUP": "an atomic group",
     "POSSESSIVE_REPEAT": "a possessive quantifier",
 }
-_ECMA_SPACE = "\t\n\v\f\r \u00a0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000\ufeff"
 _ECMA_ESCAPES = re.compile(
     r"\\(?!d|D|w|W|s|S|t|n|v|f|r|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|0(?![0-9])|[\^$\\.*+?()\[\]{}|/-]|b|B|[1-9]|k<)"
 )
@@ -78,12 +81,20 @@ def literal(text: str) -> str:
 class _Dialect:
     line_ends: str
     """What `.` does not match."""
-    categories: dict[str, str]
-    """Members of classes, for `d`, `w` and `s`; None: Python's own for texts."""
+    categories: Mapping[str, Sequence[Range]]
+    """Members of the classes `d`, `w` and `s`; without, Python's own for texts."""
 
 
-_ECMA = _Dialect(r"\n\r\x{2028}\x{2029}", {"d": "0-9", "w": "0-9A-Za-z_"})
-_PYTHON = _Dialect(r"\n", {})
+_ECMA = _Dialect(
+    "\n\r\u2028\u2029",
+    {
+        "d": [(ord("0"), ord("9"))],
+        "w": [(ord("0"), ord("9")), (ord("A"), ord("Z")), (ord("_"), ord("_")), (ord("a"), ord("z"))],
+        "s": [(9, 13), (0x20, 0x20), (0xA0, 0xA0), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029)]
+        + [(code, code) for code in (0x202F, 0x205F, 0x3000, 0xFEFF)],
+    },
+)
+_PYTHON = _Dialect("\n", {})
 
 
 def _write(pattern: str, dialect: _Dialect, around: str) -> str:
@@ -142,9 +153,11 @@ class _Writer:
         if operation == "LITERAL":
             return _character(argument)
         if operation == "NOT_LITERAL":
-            return f"[^{_character(argument)}]"
+            return class_of([(argument, argument)], negated=True)
         if operation == "ANY":
-            return "(?s:.)" if flags & re.DOTALL else f"[^{self._dialect.line_ends}]"
+            return class_of(
+                ((ord(end), ord(end)) for end in self._dialect.line_ends if not flags & re.DOTALL), negated=True
+            )
         if operation == "IN":
             return self._class(argument, flags)
         if operation in ("MAX_REPEAT", "MIN_REPEAT"):  # a lazy quantifier changes which match is found, not whether
@@ -159,38 +172,68 @@ class _Writer:
         raise UnsupportedRegex(f"{_REFUSED.get(operation, operation)} is not supported")
 
     def _class(self, members: Iterable[tuple[Any, Any]], flags: int) -> str:
-        written, negated = [], False
+        ranges: list[Range] = []
+        negated = False
         for operation, argument in members:
             if str(operation) == "NEGATE":
                 negated = True
             elif str(operation) == "LITERAL":
-                written.append(_character(argument))
+                ranges.append((argument, argument))
             elif str(operation) == "RANGE":
-                written.append(range_of(*argument))
+                ranges.append(argument)
             else:
-                written.append(self._category(str(argument), flags))
-        return f"[{'^' if negated else ''}{''.join(written)}]"
+                ranges += self._category(str(argument), flags)
+        return class_of(ranges, negated=negated)
 
-    def _category(self, name: str, flags: int) -> str:
-        kind, negated = {"DIGIT": "d", "WORD": "w", "SPACE": "s"}[name.rpartition("_")[2]], "_NOT_" in name
+    def _category(self, name: str, flags: int) -> Sequence[Range]:
+        kind = {"DIGIT": "d", "WORD": "w", "SPACE": "s"}[name.rpartition("_")[2]]
         members = self._dialect.categories.get(kind) or _members(kind, bool(flags & re.ASCII))
-        return f"[{'^' if negated else ''}{members}]"
+        return _complement(members) if "_NOT_" in name else members
 
 
 @cache
-def _members(kind: str, ascii_only: bool) -> str:
+def _members(kind: str, ascii_only: bool) -> tuple[Range, ...]:
     """The members of a class of Python's, asked of Python: Rust's classes of the same name have others."""
-    every = "".join(map(chr, (*range(_SURROGATES[0]), *range(_SURROGATES[1] + 1, _LAST + 1))))
-    runs = re.finditer(rf"\{kind}+", every, re.ASCII if ascii_only else 0)
-    return "".join(range_of(ord(run[0][0]), ord(run[0][-1])) for run in runs)
+    every = "".join(map(chr, range(_LAST + 1)))
+    return tuple(
+        (ord(run[0][0]), ord(run[0][-1])) for run in re.finditer(rf"\{kind}+", every, re.ASCII if ascii_only else 0)
+    )
 
 
-def range_of(first: int, last: int) -> str:
-    """Members of a class: these code points and those between, but for surrogates, of which no text is made."""
-    parts = [(first, min(last, _SURROGATES[0] - 1)), (max(first, _SURROGATES[1] + 1), last)]
-    if all(low > high for low, high in parts):
-        raise UnsupportedRegex("a range of surrogates is not supported")
-    return "".join(f"{_character(low)}-{_character(high)}" for low, high in parts if low <= high)
+def class_of(ranges: Iterable[Range], *, negated: bool = False) -> str:
+    """A class of code points, or of all others; written without negation, which Rust gets wrong around surrogates."""
+    merged = _merged(ranges)
+    if negated:
+        merged = _complement(merged)
+    if not merged:
+        return _NOTHING
+    return "[" + "".join(f"{_character(first)}-{_character(last)}" for first, last in merged) + "]"
+
+
+def _merged(ranges: Iterable[Range]) -> list[Range]:
+    """In order and apart. Surrogates, of which no text is made, are in a range that has members on both sides."""
+    merged: list[Range] = []
+    for first, last in sorted(ranges):
+        first = _SURROGATES[1] + 1 if _SURROGATES[0] <= first <= _SURROGATES[1] else first
+        last = _SURROGATES[0] - 1 if _SURROGATES[0] <= last <= _SURROGATES[1] else last
+        before = merged[-1][1] if merged else -2
+        after = _SURROGATES[1] if before == _SURROGATES[0] - 1 else before
+        if first > last:
+            continue
+        if first <= after + 1:
+            merged[-1] = (merged[-1][0], max(before, last))
+        else:
+            merged.append((first, last))
+    return merged
+
+
+def _complement(ranges: Iterable[Range]) -> list[Range]:
+    gaps, start = [], 0
+    for first, last in _merged(ranges):
+        gaps.append((start, first - 1))
+        start = last + 1
+    gaps.append((start, _LAST))
+    return _merged(gap for gap in gaps if gap[0] <= gap[1])
 
 
 def _character(code: int) -> str:
@@ -201,8 +244,3 @@ def _character(code: int) -> str:
 
 def _is_anchor(item: tuple[Any, Any], *names: str) -> bool:
     return str(item[0]) == "AT" and str(item[1]) in names
-
-
-_ECMA.categories["s"] = "".join(
-    range_of(ord(part[0]), ord(part[-1])) for part in re.findall(r".-.|.", _ECMA_SPACE, re.DOTALL)
-)
