@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any, NoReturn
-from urllib.parse import unquote, urldefrag, urljoin
+from urllib.parse import quote, unquote, urldefrag, urljoin
 
 from jsonschema_rs import Draft202012Validator, Registry
 
@@ -58,13 +59,18 @@ class References:
             UnsupportedSchema: a reference in the schema leads out of it.
         """
         pointer = "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in path)
-        root = {key: value for key, value in self._root.items() if key not in ("$id", "$schema")}
         try:
-            registry = Registry([("urn:schema", root)], retriever=_refuse)
-            validator = Draft202012Validator({"$ref": f"urn:schema#{_quoted(pointer)}"}, registry=registry)
+            validator = Draft202012Validator(
+                {"$ref": f"urn:schema#{quote(pointer, safe='/~$')}"}, registry=self._registry
+            )
             return [value for value in values if validator.is_valid(value)]
         except Exception as error:  # of several kinds, by what the schema holds; each is the schema's fault
             raise UnsupportedSchema(at, f"cannot be compared with what stands beside it ({_line(error)})") from None
+
+    @cached_property
+    def _registry(self) -> Registry:
+        root = {key: value for key, value in self._root.items() if key not in ("$id", "$schema")}
+        return Registry([("urn:schema", root)], retriever=_refuse)
 
     def _follow(self, pointer: str, at: Path) -> Path | None:
         path: Path = ()
@@ -116,12 +122,6 @@ def _at(found: Any, path: Path) -> Any:
 
 def _refuse(uri: str) -> NoReturn:
     raise ValueError(f"{uri} is outside of the schema")
-
-
-def _quoted(pointer: str) -> str:
-    from urllib.parse import quote
-
-    return quote(pointer, safe="/~$")
 
 
 def _line(error: Exception) -> str:
