@@ -247,7 +247,7 @@ class _Rewriting:
         """Either the name is not there, or what depends on it holds."""
         every: list[Schema] = []
         for name, needed in schema.get("dependentRequired", {}).items():
-            every.append({"anyOf": [{"properties": {name: False}}, {"required": [name, *needed]}]})
+            every.append({"anyOf": [{"properties": {name: False}}, {"required": list(dict.fromkeys((name, *needed)))}]})
         for name, needed in schema.get("dependentSchemas", {}).items():
             written = self.schema(needed, (*path, "dependentSchemas", name), way)
             every.append({"anyOf": [{"properties": {name: False}}, {"required": [name], "allOf": [written]}]})
