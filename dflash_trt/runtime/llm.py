@@ -14,7 +14,9 @@ from dflash_trt.engine.directory import open_engine
 from dflash_trt.errors import UserError
 from dflash_trt.runtime.detokenizer import Detokenizer
 from dflash_trt.runtime.generation import Generation, Prompt, TokenStream
-from dflash_trt.runtime.grammar import GrammarCompiler, GrammarMask
+from dflash_trt.runtime.grammar import GrammarMask
+from dflash_trt.runtime.grammar_compiler import GrammarCompiler
+from dflash_trt.runtime.lark import Lark
 from dflash_trt.runtime.launch import open_executor
 from dflash_trt.runtime.pass_costs import PassCosts, costs_file
 from dflash_trt.runtime.request import Request
@@ -150,7 +152,7 @@ class LLM:
             self.tokenizer, messages, str(self.engine.path), add_generation_prompt=True, **template_arguments
         )
 
-    def require_form(self, form: StructuredOutputs) -> None:
+    def require_form(self, form: StructuredOutputs | Lark) -> None:
         """See that outputs can have a form.
 
         Raises:

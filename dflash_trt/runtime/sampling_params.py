@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from secrets import randbelow
 
 from dflash_trt.errors import UserError
+from dflash_trt.runtime.lark import Lark
 from dflash_trt.runtime.structured import StructuredOutputs
 
 SEED_LIMIT = 2**63
@@ -56,7 +57,7 @@ class SamplingParams:
     """Added to the logits of tokens, by id: -100 to 100."""
     logprobs: int | None = None
     """Report each token's log-probability and those of so many likeliest ones, 0 to 20; None reports none."""
-    structured_outputs: StructuredOutputs | None = None
+    structured_outputs: StructuredOutputs | Lark | None = None
     """The form that an output must have."""
 
     def __post_init__(self) -> None:

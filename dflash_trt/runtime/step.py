@@ -19,7 +19,10 @@ from dflash_trt.runtime.sampling import IMPOSSIBLE, Sampling
 NOT_FINITE = -1
 """What is chosen from logits that are not all finite: no token, so that no guess agrees with it."""
 
-_DEAD_END = "structured_outputs: no token can continue the output so far; the form has a branch that never ends"
+_DEAD_END = (
+    "structured_outputs: no token can continue the output so far; "
+    "the form has a branch that never ends, or is too ambiguous"
+)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,20 @@ from dflash_trt.errors import UserError
 
 MOST_WHITESPACE = 16
 """Between two parts of JSON; a model that has lost its way would else write nothing but line ends up to its limit."""
+
+
+class InvalidForm(UserError):
+    """A structured output that cannot be had.
+
+    Args:
+        place: what of it is at fault, as in `.json.properties.a.pattern`.
+        problem: one line that continues a sentence beginning with the place.
+    """
+
+    def __init__(self, place: str, problem: str) -> None:
+        super().__init__(f"structured_outputs{place}: {problem}")
+        self.place = place
+        self.problem = problem
 
 
 @dataclass(frozen=True)
@@ -24,7 +39,7 @@ class StructuredOutputs:
     choice: Sequence[str] | None = None
     """Texts, one of which the output is."""
     grammar: str | None = None
-    """A grammar in the EBNF of llama.cpp, whose root rule is `root`."""
+    """A grammar in the EBNF of llama.cpp (GBNF), whose root rule is `root`."""
     json_object: bool | None = None
     """True: any JSON object, whose whitespace is bounded as that of `json`."""
 
@@ -40,6 +55,16 @@ class StructuredOutputs:
         """The name and value of what is given."""
         ((name, value),) = self._all_given().items()
         return name, value
+
+    @property
+    def text(self) -> str:
+        """What is given, as text.
+
+        Raises:
+            TypeError, ValueError: it is no JSON.
+        """
+        _, value = self.given
+        return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, allow_nan=False)
 
     def _all_given(self) -> dict[str, object]:
         return {name: value for name, value in vars(self).items() if value is not None and value is not False}

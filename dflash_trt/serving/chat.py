@@ -129,7 +129,7 @@ def _prepare(service: Service, body: ChatRequest) -> Call:
     form = body.asked_form()
     if form is not None:
         service.require_form(form, body.form_field)
-    answers = service.formats.answer_format(use, str(tokenizer.decode(ids[-_TAIL:])), form, body.form_field)
+    answers = service.formats.answer_format(use, str(tokenizer.decode(ids[-_TAIL:])), form)
     requests = service.requests([("messages", ids)], body, answers.structured_outputs)
     return Call(
         body,

@@ -198,4 +198,7 @@ class ChatRequest(CommonRequest):
     @property
     def form_field(self) -> str:
         """See `CommonRequest.form_field`."""
-        return "response_format" if self.structured_outputs is None else super().form_field
+        if self.structured_outputs is not None:
+            return super().form_field
+        named = self.response_format is not None and self.response_format.json_schema is not None
+        return "response_format.json_schema.schema" if named else "response_format"

@@ -83,7 +83,10 @@ def _prepare(service: Service, body: CompletionRequest) -> Call:
     prompts = [(f"prompt[{i}]" if many else "prompt", _ids(service, i, body)) for i in range(len(body.prompts))]
     for field, ids in prompts:
         service.require_room(ids, field)
-    requests = service.requests(prompts, body, body.asked_form())
+    form = body.asked_form()
+    if form is not None:
+        service.require_form(form, body.form_field)
+    requests = service.requests(prompts, body, form)
     choices = []
     for index, request in enumerate(requests):
         echo = _text(service, body.prompts[index // (body.n or 1)]) if body.echo else ""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from dflash_trt.runtime.lark import Lark
 from dflash_trt.runtime.structured import StructuredOutputs
 from dflash_trt.serving.answer_grammar import answer_grammar, holds_calls
 from dflash_trt.serving.invalid_field import InvalidField
@@ -79,7 +80,7 @@ def _deltas(reasoning: str, pieces: list[Piece]) -> Deltas:
 class AnswerFormat:
     """What one request's answers are held to, and how they are read."""
 
-    structured_outputs: StructuredOutputs | None
+    structured_outputs: StructuredOutputs | Lark | None
     """For the sampling parameters."""
     new_parser: Callable[[], AnswerParser]
     """Each answer needs one of its own."""
@@ -104,19 +105,16 @@ class Formats:
                 "tools", "the model's chat template has no tools in the formats of Hermes, Qwen3 or Llama 3"
             )
 
-    def answer_format(
-        self, use: ToolUse, prompt_tail: str, asked: StructuredOutputs | None, field: str = "structured_outputs"
-    ) -> AnswerFormat:
+    def answer_format(self, use: ToolUse, prompt_tail: str, asked: StructuredOutputs | None) -> AnswerFormat:
         """The format of a request's answers.
 
         Args:
             use: what the request says of tools.
             prompt_tail: the end of the prompt as the template wrote it, special tokens included, 20 characters or more.
             asked: the form that the request asks for besides.
-            field: which of its fields does.
 
         Raises:
-            InvalidField: the model's template has no tools, or no grammar can be made of a schema.
+            InvalidField: the model's template has no tools, or a part of a schema cannot be enforced.
         """
         self.require_tools(use)
         thinking: Thinking = thinking_after(prompt_tail) if self.thinks else "none"
@@ -126,7 +124,7 @@ class Formats:
         def new_parser() -> AnswerParser:
             return AnswerParser(ReasoningParser(thinking), None if parser is None else parser(valid=valid))
 
-        return AnswerFormat(answer_grammar(use, self.tools, thinking, asked, field), new_parser)
+        return AnswerFormat(answer_grammar(use, self.tools, thinking, asked), new_parser)
 
 
 def formats_of(chat_template: str | None) -> Formats:

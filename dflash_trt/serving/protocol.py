@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from dflash_trt.runtime.lark import Lark
 from dflash_trt.runtime.sampling_params import SEED_LIMIT, SamplingParams
 from dflash_trt.runtime.structured import StructuredOutputs
 from dflash_trt.serving.invalid_field import InvalidField
@@ -142,7 +143,7 @@ class CommonRequest(Strict):
         return 1
 
     def sampling_params(
-        self, defaults: Mapping[str, Any], form: StructuredOutputs | None, vocab_size: int
+        self, defaults: Mapping[str, Any], form: StructuredOutputs | Lark | None, vocab_size: int
     ) -> SamplingParams:
         """What it asks of the engine, `defaults` where it does not say, and the form of its outputs.
 

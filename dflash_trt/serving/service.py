@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from dflash_trt.errors import UserError
 from dflash_trt.runtime.generation import Prompt
+from dflash_trt.runtime.lark import Lark
 from dflash_trt.runtime.llm import LLM
 from dflash_trt.runtime.request import Request
-from dflash_trt.runtime.structured import StructuredOutputs
+from dflash_trt.runtime.structured import InvalidForm, StructuredOutputs
 from dflash_trt.serving.answer import ShuttingDown
 from dflash_trt.serving.chat_protocol import ChatMessage
 from dflash_trt.serving.engine_thread import EngineThread, QueueFull
@@ -123,17 +123,16 @@ class Service:
             field: of a request, which asks for it.
 
         Raises:
-            UserError: they cannot.
+            InvalidField: they cannot.
         """
         try:
             self.llm.require_form(form)
-        except UserError as error:
-            if str(error).startswith(field):
-                raise
-            raise InvalidField(field, str(error).partition(": ")[2]) from None
+        except InvalidForm as error:
+            inside = error.place.removeprefix(".json") if field.endswith(".schema") else error.place
+            raise InvalidField(field + inside, error.problem) from None
 
     def requests(
-        self, prompts: Sequence[tuple[str, Prompt]], body: CommonRequest, form: StructuredOutputs | None
+        self, prompts: Sequence[tuple[str, Prompt]], body: CommonRequest, form: StructuredOutputs | Lark | None
     ) -> list[Request]:
         """The engine's requests for prompts, each with the field that it came from; `n` for each.
 

@@ -259,7 +259,7 @@ RUNS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "two forms": (["--prompt", "x", "--regex", "a", "--json_schema", "{}"], ("--json_schema", "--regex")),
     "no schema": (["--prompt", "x", "--json_schema", "{"], ("structured_outputs.json", "JSON")),
     "absent schema": (["--prompt", "x", "--json_schema", "@nowhere.json"], ("nowhere.json: cannot be read",)),
-    "no expression": (["--prompt", "x", "--regex", "(a"], ("structured_outputs.regex", "parenthesis")),
+    "no expression": (["--prompt", "x", "--regex", "(a"], ("structured_outputs.regex", "unterminated subpattern")),
     "absent grammar": (["--prompt", "x", "--grammar", "nowhere.ebnf"], ("nowhere.ebnf: cannot be read",)),
     "form past its end": (["--prompt", "x", "--regex", "a", "--ignore_eos"], ("ignore_eos", "structured_outputs")),
     "exclusive": (

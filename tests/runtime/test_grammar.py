@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AddedToken
 
 from dflash_trt.errors import UserError
-from dflash_trt.runtime import grammar
-from dflash_trt.runtime.grammar import GrammarCompiler
+from dflash_trt.runtime.grammar_compiler import GrammarCompiler
 from dflash_trt.runtime.llm import LLM
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import SamplingParams
@@ -71,14 +71,24 @@ def test_the_walk_leaves_the_matcher_where_it_was(llms: dict[str, LLM]) -> None:
 @pytest.mark.parametrize(
     ("form", "message"),
     [
-        (StructuredOutputs(json="{"), "structured_outputs.json: Failed to parse JSON"),
-        (StructuredOutputs(regex="(a"), "structured_outputs.regex: .*parenthesis is not closed"),
+        (StructuredOutputs(json="{"), "structured_outputs.json: is no JSON"),
+        (StructuredOutputs(regex="(a"), r"structured_outputs.regex: missing \), unterminated subpattern at position 0"),
         (StructuredOutputs(grammar="root ::= root"), "structured_outputs.grammar: no text has this form"),
         (StructuredOutputs(regex="\ud800"), "structured_outputs.regex: "),
         (StructuredOutputs(grammar='root ::= "\ud800"'), "structured_outputs.grammar: "),
         (StructuredOutputs(choice=["\ud800"]), "structured_outputs.choice: "),
         (StructuredOutputs(json={"const": "\ud800"}), "structured_outputs.json: "),
         (StructuredOutputs(json={"const": {1, 2}}), "structured_outputs.json: .*not JSON serializable"),
+        (StructuredOutputs(json="[1]"), "structured_outputs.json: must be a JSON schema"),
+        (StructuredOutputs(json="false"), "structured_outputs.json: no value matches it"),
+        (StructuredOutputs(json={"minItems": 10**9}), "structured_outputs.json.minItems: is 1000000000; more than"),
+        (StructuredOutputs(json={"maxLength": 10**9}), "structured_outputs.json.maxLength: is 1000000000; more than"),
+        (
+            StructuredOutputs(json={"properties": {"a b": {"items": {"contains": {}}}}}),
+            r"structured_outputs.json.properties\['a b'\].items.contains: is not supported",
+        ),
+        (StructuredOutputs(regex=r"(a)\1"), "structured_outputs.regex: a backreference is not supported"),
+        (StructuredOutputs(regex="(?=a)a"), "structured_outputs.regex: a lookahead or lookbehind is not supported"),
         (StructuredOutputs(json={"const": float("nan")}), "structured_outputs.json: "),
         (
             StructuredOutputs(json='{"items":' * 65 + "{}" + "}" * 65),
@@ -98,31 +108,13 @@ def test_brackets_in_texts_nest_nothing(llms: dict[str, LLM]) -> None:
     llms["tiny"].require_form(StructuredOutputs(json={"enum": ["{[" * 70, '\\"[' * 70]}))
 
 
-@pytest.mark.parametrize("window", [1, 8])
-def test_a_form_that_takes_too_long_ends_one_request(
-    llms: dict[str, LLM], window: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    llm = llms["tiny"]
-    plain = SamplingParams(max_tokens=20)
-    (expected,) = llm.generate(["Once upon"], plain)[0].outputs
-    form = StructuredOutputs(regex="[a-f]{9}")
-    slow, other = (
-        llm.new_request("Once upon", params.each()[0], where="here")
-        for params in (SamplingParams(seed=1, structured_outputs=form), plain)
-    )
-    monkeypatch.setattr(grammar, "_SLOWEST", -1.0)
-    run(llm, [slow, other], window)
-    assert slow.error == "structured_outputs: is too ambiguous; one token took more than -1 s to check"
-    assert other.output == expected.token_ids
-
-
 @pytest.mark.parametrize(
     "form",
     [
         StructuredOutputs(grammar='root ::= "abc" x\nx ::= x'),
-        StructuredOutputs(regex=r"abc[^\x00-\U0010ffff]"),
+        StructuredOutputs(grammar='root ::= "abc" x\nx ::= y "d"\ny ::= x "e"'),
     ],
-    ids=["rule", "class"],
+    ids=["one rule", "two rules"],
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("window", [1, 8])
@@ -160,13 +152,15 @@ def test_a_bias_that_is_not_finite_is_refused(bias: float) -> None:
 def test_special_tokens_and_padding_are_in_no_form(llms: dict[str, LLM]) -> None:
     tokenizer = llms["tiny"].engine.tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|image|>"]})
-    tokenizer.add_tokens(["<call>"])
-    special, call, size = *tokenizer.convert_tokens_to_ids(["<|image|>", "<call>"]), len(tokenizer) + 50
+    tokenizer.add_tokens(["<call>", AddedToken("<tool_call>", special=True), AddedToken("<|unnamed|>", special=True)])
+    special, call, unnamed, tag = tokenizer.convert_tokens_to_ids(["<|image|>", "<call>", "<|unnamed|>", "<tool_call>"])
+    assert unnamed not in tokenizer.all_special_ids or tokenizer.added_tokens_decoder[unnamed].special
+    size = len(tokenizer) + 50
     (end,) = llms["tiny"].engine.config.pretrained_config.eos_token_ids
     mask = GrammarCompiler(tokenizer, size, [end]).mask(StructuredOutputs(regex=".+"))
     allowed = mask.apply(torch.zeros(1, size), torch.tensor([], dtype=torch.int64))[0].isfinite()
-    assert allowed[call]
-    assert not allowed[special]
+    assert allowed[call] and allowed[tag]
+    assert not allowed[special] and not allowed[unnamed]
     assert not allowed[len(tokenizer) :].any()
     assert not allowed[end]
     mask.record(call)
@@ -213,19 +207,29 @@ def test_float32_stays_in_a_form_at_any_temperature(tmp_path: Path, temperature:
             assert re.fullmatch(FORMS[index // 3][1], completion.text)
 
 
-def test_forms_that_nobody_needs_are_forgotten(llms: dict[str, LLM], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forms_that_nobody_needs_are_forgotten(llms: dict[str, LLM]) -> None:
     """Clients may send a new one with every request."""
-    llm, limit = llms["tiny"], 1 << 18
+    config = llms["tiny"].engine.config.pretrained_config
+    compiler = GrammarCompiler(llms["tiny"].tokenizer, config.vocab_size, config.eos_token_ids)
+    for index in range(100):
+        compiler.mask(StructuredOutputs(regex=f"{index}[a-z]{{1,9}}"))
+    assert list(compiler._compiled) == [("regex", f"{index}[a-z]{{1,9}}") for index in range(68, 100)]
+
+
+@pytest.mark.parametrize(("form", "ends"), [(r"(yes|no)", True), (r"[a-f]+", False)])
+def test_a_target_without_an_end_of_sequence(
+    llms: dict[str, LLM], monkeypatch: pytest.MonkeyPatch, form: str, ends: bool
+) -> None:
+    """An output ends where nothing else may follow its form, and goes on as long as it may where something can."""
+    llm = llms["tiny"]
     config = llm.engine.config.pretrained_config
-    roomy = GrammarCompiler(llm.tokenizer, config.vocab_size, config.eos_token_ids)
-    monkeypatch.setattr("dflash_trt.runtime.grammar._CACHE_BYTES", limit)
-    tight = GrammarCompiler(llm.tokenizer, config.vocab_size, config.eos_token_ids)
-    for index in range(300):
-        form = StructuredOutputs(regex=f"{index}[a-z]{{1,9}}( x|y){{3}}{index}")
-        roomy.mask(form)
-        tight.mask(form)
-        assert 0 < tight._compiler.get_cache_size_bytes() <= limit
-    assert roomy._compiler.get_cache_size_bytes() > 4 * limit
+    compiler = GrammarCompiler(llm.tokenizer, config.vocab_size, [])
+    monkeypatch.setattr(llm, "_compiler", compiler)
+    params = SamplingParams(max_tokens=12, structured_outputs=StructuredOutputs(regex=form))
+    for window in (1, llm.executor.block_size):
+        (output,) = llm.generate(["Once upon"], params, verify_window=window)[0].outputs
+        assert re.fullmatch(form, output.text)
+        assert output.finish_reason == ("stop" if ends else "length")
 
 
 def run(llm: LLM, requests: list[Request], window: int) -> None:

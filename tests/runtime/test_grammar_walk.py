@@ -6,14 +6,18 @@ from typing import Any
 
 import pytest
 import torch
-import xgrammar
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher, LLParserLimits
 
-from dflash_trt.runtime.grammar import GrammarCompiler, GrammarMask
+from dflash_trt.errors import UserError
+from dflash_trt.runtime.grammar import GrammarMask
+from dflash_trt.runtime.grammar_compiler import GrammarCompiler
 from dflash_trt.runtime.llm import LLM
 from dflash_trt.runtime.sampling import Sampling, SamplingParams, choose
+from dflash_trt.runtime.scheduler import Scheduler
 from dflash_trt.runtime.structured import StructuredOutputs
+from dflash_trt.runtime.window import FixedWindow
 
 FORMS = [
     StructuredOutputs(regex="(ab*c|[a-z ]{0,9}Z?)(é|x)?"),
@@ -33,23 +37,22 @@ def compilers(llms: dict[str, LLM]) -> list[GrammarCompiler]:
 
 
 def from_the_beginning(compiler: GrammarCompiler, form: StructuredOutputs, tokens: list[int]) -> torch.Tensor | None:
-    """[V] what may follow; None where the tokens do not fit or have ended."""
-    matcher = xgrammar.GrammarMatcher(compiler._compile(form))
-    if not all(not matcher.is_terminated() and matcher.accept_token(token) for token in tokens):
-        return None
-    if matcher.is_terminated():
-        return None
-    size = compiler._tokens.vocab_size
-    bits = xgrammar.allocate_token_bitmask(1, size)
-    matcher.fill_next_token_bitmask(bits)
-    return ((bits[0, :, None] >> torch.arange(32)) & 1).bool().flatten()[:size]
+    """[V] what may follow, by a matcher of its own; None where the tokens do not fit or have ended."""
+    matcher, end = compiler._compiled_form(form).deep_copy(), compiler.vocab_size
+    for token in tokens:
+        if token in compiler._stop_token_ids or matcher.try_consume_tokens([token]) == 0:
+            return None
+    bits = torch.frombuffer(bytearray(matcher.compute_bitmask()), dtype=torch.uint8)
+    allowed = ((bits[:, None] >> torch.arange(8)) & 1).bool().flatten()[: end + 1]
+    allowed[compiler._stop_token_ids] = bool(allowed[end])
+    return allowed[:end]
 
 
 @given(data=st.data())
 @settings(max_examples=60)
 def test_any_order_of_rows_guesses_and_tokens(compilers: list[GrammarCompiler], data: st.DataObject) -> None:
     compiler, form = data.draw(st.sampled_from(compilers)), data.draw(st.sampled_from(FORMS))
-    size = compiler._tokens.vocab_size
+    size = compiler.vocab_size
     mask, output, guesses = compiler.mask(form), list[int](), list[int]()
 
     def drawn_token(before: list[int]) -> int:
@@ -75,24 +78,27 @@ def test_any_order_of_rows_guesses_and_tokens(compilers: list[GrammarCompiler], 
             mask.record(emitted[0])
             output, guesses = output + emitted, guesses[1:] if emitted == guesses[:1] else []
             following = from_the_beginning(compiler, form, output)
-            ends = [*compiler._tokens.stop_token_ids]
+            ends = compiler._stop_token_ids
             assert mask.is_complete == (following is None or set(following.nonzero()[:, 0].tolist()) == set(ends))
 
 
 class Counted:
     """A matcher that counts the tokens it is given and the masks it is asked for."""
 
-    def __init__(self, matcher: xgrammar.GrammarMatcher) -> None:
+    def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
         self.accepted = self.filled = 0
 
-    def accept_token(self, token: int) -> bool:
-        self.accepted += 1
-        return self._matcher.accept_token(token)
+    def deep_copy(self) -> Counted:
+        return self
 
-    def fill_next_token_bitmask(self, bits: torch.Tensor) -> bool:
+    def consume_token(self, token: int) -> bool:
+        self.accepted += 1
+        return self._matcher.consume_token(token)
+
+    def unsafe_compute_mask_ptr(self, address: int, size: int) -> None:
         self.filled += 1
-        return self._matcher.fill_next_token_bitmask(bits)
+        self._matcher.unsafe_compute_mask_ptr(address, size)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._matcher, name)
@@ -102,10 +108,10 @@ class Counted:
 def test_a_block_is_walked_once(compilers: list[GrammarCompiler], accepted: int) -> None:
     """Drafted place after place, verified, and emitted as far as it is right."""
     compiler = compilers[0]
-    matcher: Any = Counted(xgrammar.GrammarMatcher(compiler._compile(StructuredOutputs(regex="[a-z]{200,}"))))
-    mask = GrammarMask(matcher, compiler._tokens)
+    matcher: Any = Counted(compiler._compiled_form(StructuredOutputs(regex="[a-z]{200,}")).deep_copy())
+    mask = GrammarMask(matcher, compiler.vocab_size, compiler._stop_token_ids)
     sampling = Sampling.of([SamplingParams(seed=0)], [(mask,)])
-    logits = torch.randn(1, 8, compiler._tokens.vocab_size, dtype=torch.float64)
+    logits = torch.randn(1, 8, compiler.vocab_size, dtype=torch.float64)
     guesses = choose(logits[:, :7], torch.arange(7)[None], sampling, None)
     assert (matcher.accepted, matcher.filled) == (6, 7)
     chosen = choose(logits, torch.arange(8)[None], sampling, guesses)
@@ -117,3 +123,75 @@ def test_a_block_is_walked_once(compilers: list[GrammarCompiler], accepted: int)
         mask.record(token)
         assert not mask.is_complete
     assert (matcher.accepted, matcher.filled) == (7, 8)
+
+
+AMBIGUOUS = StructuredOutputs(grammar='root ::= "a" ("c"{1,40} | s)\ns ::= "b" | s s | s s s')
+"""After `a`, one `c` after the other takes no effort, and one `b` after the other ever more."""
+
+
+@pytest.fixture
+def strict(compilers: list[GrammarCompiler], monkeypatch: pytest.MonkeyPatch, llms: dict[str, LLM]) -> GrammarCompiler:
+    """A compiler that gives up early."""
+    limits = LLParserLimits(max_items_in_row=60, verbose_errors=False)
+    monkeypatch.setattr("dflash_trt.runtime.grammar_compiler._LIMITS", limits)
+    size = llms["tiny"].engine.config.pretrained_config.vocab_size
+    return GrammarCompiler(llms["tiny"].tokenizer, size, compilers[0]._stop_token_ids)
+
+
+def ids_of(llms: dict[str, LLM], text: str) -> list[int]:
+    return [llms["tiny"].tokenizer.encode(each, add_special_tokens=False)[-1] for each in text]
+
+
+@pytest.mark.parametrize("verified", [1, 3, 20])
+def test_guesses_that_are_too_ambiguous_change_nothing(
+    strict: GrammarCompiler, llms: dict[str, LLM], verified: int
+) -> None:
+    mask, alone = strict.mask(AMBIGUOUS), strict.mask(AMBIGUOUS)
+    logits, none = torch.zeros(1, strict.vocab_size), torch.empty(0, dtype=torch.int64)
+    hard = torch.tensor(ids_of(llms, "a" + "b" * 19))
+    mask.apply(logits.expand(21, -1), hard)
+    assert len(mask._ahead) < len(hard), "the matcher did not give up"
+    for emitted in ids_of(llms, "acccc"):
+        guesses = torch.tensor([emitted, *hard[1 : 1 + verified].tolist()])
+        rows = mask.apply(logits.expand(len(guesses) + 1, -1), guesses)
+        assert torch.equal(rows[:1], alone.apply(logits, none))
+        mask.record(emitted)
+        alone.record(emitted)
+        assert mask.is_complete == alone.is_complete
+
+
+def test_an_output_that_is_too_ambiguous_ends_where_it_does_without_guesses(
+    strict: GrammarCompiler, llms: dict[str, LLM]
+) -> None:
+    ends = []
+    for guessed in (0, 1, 5, 30):
+        mask, tokens, taken = strict.mask(AMBIGUOUS), ids_of(llms, "a" + "b" * 60), list[list[int]]()
+        with pytest.raises(UserError, match="too ambiguous"):
+            for at, token in enumerate(tokens):
+                guesses = torch.tensor(tokens[at : at + guessed], dtype=torch.int64)
+                row = mask.apply(torch.zeros(len(guesses) + 1, strict.vocab_size), guesses)[0]
+                taken.append(row.isfinite().nonzero()[:, 0].tolist())
+                mask.record(token)
+        ends.append(taken)
+    assert 2 < len(ends[0]) < 60 and ends == [ends[0]] * 4
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_request_that_is_too_ambiguous_ends_alike_with_any_window(
+    strict: GrammarCompiler, llms: dict[str, LLM], monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
+    """Whether a draft is made or not: the same tokens, and the same end."""
+    llm = llms["tiny"]
+    monkeypatch.setattr(llm, "_compiler", strict)
+    form = StructuredOutputs(grammar="root ::= (s s s)+\ns ::= [a-z ] | s s")
+    found = []
+    for window in (1, 2, llm.executor.block_size):
+        params = SamplingParams(max_tokens=40, temperature=temperature, seed=5, structured_outputs=form)
+        request = llm.new_request("Once upon a time", params.each()[0], where="here")
+        scheduler = Scheduler(llm.executor, FixedWindow(window))
+        scheduler.add([request])
+        while not scheduler.idle:
+            scheduler.step()
+        found.append((request.output, request.finish_reason, request.error))
+    assert found == [found[0]] * 3
+    assert found[0][1] == "error" and "too ambiguous" in str(found[0][2])

@@ -83,8 +83,17 @@ def test_vllms_forms(server: RunningServer, form: dict[str, Any], pattern: str) 
 @pytest.mark.parametrize(
     ("change", "param"),
     [
-        ({"response_format": as_response_format({"type": "objectt"})}, "response_format"),
-        ({"response_format": as_response_format({"type": "string", "pattern": "("})}, "response_format"),
+        ({"response_format": as_response_format({"type": "objectt"})}, "response_format.json_schema.schema.type"),
+        (
+            {"response_format": as_response_format({"type": "string", "pattern": "("})},
+            "response_format.json_schema.schema.pattern",
+        ),
+        (
+            {"response_format": as_response_format({"properties": {"a": {"uniqueItems": True}}})},
+            "response_format.json_schema.schema.properties.a.uniqueItems",
+        ),
+        ({"structured_outputs": {"json": {"items": {"not": {}}}}}, "structured_outputs.json.items.not"),
+        ({"structured_outputs": {"regex": "a(?=b)b"}}, "structured_outputs.regex"),
         ({"response_format": as_response_format(7)}, "response_format.json_schema.schema"),
         ({"response_format": {"type": "text", "json_schema": {"name": "x"}}}, "response_format.json_schema"),
         ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
@@ -100,7 +109,11 @@ def test_vllms_forms(server: RunningServer, form: dict[str, Any], pattern: str) 
     ids=str,
 )
 def test_what_is_no_form_is_refused_by_its_field(server: RunningServer, change: dict[str, Any], param: str) -> None:
-    response = server.post("/v1/chat/completions", messages=MESSAGES, max_tokens=8, **change)
-    error = response.json()["error"]
-    assert (response.status_code, error["param"]) == (400, param), error
-    assert "\n" not in error["message"]
+    bodies: list[tuple[str, dict[str, Any]]] = [("chat/completions", {"messages": MESSAGES})]
+    if "response_format" not in change:
+        bodies.append(("completions", {"prompt": "Saturday"}))
+    for path, body in bodies:
+        response = server.post(f"/v1/{path}", **body, max_tokens=8, **change)
+        error = response.json()["error"]
+        assert (response.status_code, error["param"]) == (400, param), error
+        assert "\n" not in error["message"]

@@ -152,18 +152,21 @@ def test_a_schema_that_no_grammar_has(server: RunningServer) -> None:
     bad = {"type": "object", "properties": {"x": {"type": "numbr"}}, "required": ["x"]}
     tools = [{"type": "function", "function": {"name": "a", "parameters": bad}}]
     response = server.post("/v1/chat/completions", **SAMPLED, tools=tools, tool_choice="required")
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "tools[0].function.parameters")
+    assert (response.status_code, response.json()["error"]["param"]) == (
+        400,
+        "tools[0].function.parameters.properties.x.type",
+    )
 
 
 @pytest.mark.parametrize(
     ("change", "param"),
     [
         ({"response_format": {"type": "text"}, "structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
-        ({"structured_outputs": {"json": '{"type": "object"} and more'}}, "structured_outputs"),
+        ({"structured_outputs": {"json": '{"type": "object"} and more'}}, "structured_outputs.json"),
         ({"structured_outputs": {"json": "5"}}, "structured_outputs.json"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"$ref": "#/a"}}}},
-            "response_format",
+            "response_format.json_schema.schema.$ref",
         ),
     ],
     ids=str,
