@@ -116,15 +116,14 @@ def test_alternatives_that_are_parts_of_characters_are_told_apart(alone: LLM) ->
     assert said["text_offset"] == [13, 13]
 
 
-@pytest.mark.parametrize("echo", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
 def test_offsets_are_places_in_the_text_while_some_is_held_back(
-    server: RunningServer, alone: LLM, stream: bool, echo: bool
+    server: RunningServer, alone: LLM, stream: bool
 ) -> None:
     """Every beginning of a word may begin the stop text, which never comes."""
     words = alone.generate([DIARY], SamplingParams(max_tokens=40))[0].outputs[0].text.split(" ")
     stop = [f" {word}\N{CRAB}" for word in words if word]
-    body: dict[str, Any] = {"prompt": DIARY, "temperature": 0, "max_tokens": 40, "logprobs": 0, "echo": echo}
+    body: dict[str, Any] = {"prompt": DIARY, "temperature": 0, "max_tokens": 40, "logprobs": 0}
     if stream:
         choices = [event["choices"][0] for event in server.events("/v1/completions", **body, stop=stop)]
     else:
