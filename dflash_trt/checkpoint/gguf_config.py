@@ -6,6 +6,7 @@ from typing import cast
 
 import numpy as np
 
+from dflash_trt.checkpoint.gguf_end_tokens import END_ROLES, ends_by_text
 from dflash_trt.checkpoint.gguf_file import GGUFFile
 from dflash_trt.checkpoint.rope import RopeConfig, RopeKind
 from dflash_trt.checkpoint.target import Architecture, TargetConfig
@@ -79,9 +80,9 @@ def token_id(file: GGUFFile, role: str) -> int | None:
 
 
 def end_token_ids(file: GGUFFile) -> tuple[int, ...]:
-    """The tokens that end a text: `eos`, then `eot` where that is another one."""
-    ids = (token_id(file, "eos"), token_id(file, "eot"))
-    return tuple(dict.fromkeys(found for found in ids if found is not None))
+    """The tokens that end a text, each once: `eos`, then others that the file names, then those known by their text."""
+    named = (token_id(file, role) for role in END_ROLES)
+    return tuple(dict.fromkeys([*(found for found in named if found is not None), *ends_by_text(file)]))
 
 
 def _integer(file: GGUFFile, key: str, minimum: int = 1) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from dflash_trt.checkpoint.gguf_config import end_token_ids, token_id
 from dflash_trt.checkpoint.gguf_file import GGUFFile, find_gguf
@@ -72,20 +72,51 @@ def save_tokenizer(source: Path, destination: Path) -> None:
 def load_tokenizer(directory: Path, origin: Path | None = None) -> PreTrainedTokenizerFast:
     """Load what `save_tokenizer` wrote.
 
+    tokenizer.json decides how text becomes ids and ids become text, as `tokenizers.Tokenizer.from_file` has it. Of
+    tokenizer_config.json come the names of special tokens, the chat template, and tokens that tokenizer.json lacks, but
+    not `tokenizer_class`: transformers builds the pre-tokenizer and the decoder of that class instead of the file's.
+
     Args:
         directory: where it is.
         origin: what a refusal names instead, where `directory` is a copy.
 
     Raises:
-        UserError: a file is missing or damaged.
+        UserError: a file is missing or damaged, or its decoder is not supported.
     """
-    from transformers import AutoTokenizer  # takes seconds, which ranks without a tokenizer save
+    # Takes seconds, which ranks without a tokenizer save.
+    from transformers import PreTrainedTokenizerFast
+
+    from dflash_trt.checkpoint.token_bytes import require_decoder
 
     try:
-        return cast("PreTrainedTokenizerFast", AutoTokenizer.from_pretrained(directory, local_files_only=True))
+        tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(
+            directory,
+            local_files_only=True,
+            # Both change what tokenizer.json says; the second is warned of where it is not refused.
+            clean_up_tokenization_spaces=False,
+            fix_mistral_regex=False,
+            **_added_tokens(directory),
+        )
     except Exception as error:  # tokenizers raises nothing narrower, transformers whatever a wrong type leads to
         reason = f"{type(error).__name__}: {error}".splitlines()[0].replace(str(directory), str(origin or directory))
         raise UserError(f"{origin or directory}: its tokenizer cannot be loaded ({reason})") from None
+    try:
+        require_decoder(tokenizer)
+    except UserError as error:
+        raise UserError(f"{(origin or directory) / TOKENIZER_FILE}: {error}") from None
+    return tokenizer
+
+
+def _added_tokens(directory: Path) -> dict[str, Any]:
+    """Where tokenizer_config.json has added tokens, whose flags transformers would take: tokenizer.json's instead, and
+    those that only the former has."""
+    given = json.loads((directory / TOKENIZER_CONFIG_FILE).read_bytes()).get("added_tokens_decoder")
+    if given is None:
+        return {}
+    stored = json.loads((directory / TOKENIZER_FILE).read_bytes())["added_tokens"]
+    texts = {token["content"] for token in stored}
+    others = {int(index): token for index, token in given.items() if token["content"] not in texts}
+    return {"added_tokens_decoder": others | {token.pop("id"): token for token in stored}}
 
 
 def _stored(source: Path) -> dict[str, bytes]:

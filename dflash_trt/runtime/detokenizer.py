@@ -1,13 +1,19 @@
-"""Token ids to text as they come, and the texts that end an output."""
+"""An output's text as its tokens come, up to a stop text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from transformers import PreTrainedTokenizerFast
 
-_UNFINISHED = "\N{REPLACEMENT CHARACTER}"
-"""What a decoder shows for bytes that are no whole character, or not yet."""
+from dflash_trt.checkpoint.special_tokens import textless_token_ids
+from dflash_trt.checkpoint.token_bytes import TokenBytes
+from dflash_trt.runtime.stop_texts import StopTexts
+from dflash_trt.runtime.text_stream import TextStream
+
+_TAIL = 4
+"""Tokens of a prompt that an output goes on from: each has a byte of the longest character, or more."""
 
 
 class Detokenizer:
@@ -15,57 +21,73 @@ class Detokenizer:
 
     Text that may yet become part of a stop text is held back, so what was shown is never taken back. Tokens that end
     inside a character yield nothing until it is whole.
+
+    Args:
+        tokenizer: the model's.
+        stop: texts that end the output. One may have special tokens in it, which leave no text.
+        prompt: what the output goes on from; its end decides how the first tokens are spelled.
+        min_tokens: tokens whose text stops nothing; a stop text may begin in it.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, stop: Sequence[str]) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        stop: Sequence[str],
+        *,
+        prompt: Sequence[int] = (),
+        min_tokens: int = 0,
+    ) -> None:
         self.text = ""
         """What may be shown."""
         self.stopped = False
-        self._tokenizer = tokenizer
-        self._stop = tuple(stop)
+        tokens, self._textless = _vocabulary(tokenizer)
+        self._stream = TextStream(tokens, self._tail(tokens, prompt))
+        self._stop = StopTexts(stop, self._textless)
+        self._min_tokens = min_tokens
+        self._count = 0
         self._held = ""
-        self._window: list[int] = []
-        """Tokens whose text was last found whole, then those whose text was not."""
-        self._whole = 0
-        """How many of the window's tokens are of the first kind; they give the others their left context."""
+
+    @property
+    def length(self) -> int:
+        """Characters so far, those held back too."""
+        return len(self.text) + len(self._held)
 
     def push(self, token: int) -> str:
         """Take a token; the text that may now be shown."""
-        self._window.append(token)
-        self._decode(final=False)
-        found = [at for at in (self._held.find(stop) for stop in self._stop) if at >= 0]
-        if found:
+        self._count += 1
+        text = "" if token in self._textless else self._stream.push(token)
+        self._held += text
+        rest = self._stop.push(token, text)
+        if rest is not None and self._count > self._min_tokens:
             self.stopped = True
-            return self._show(min(found))
-        return self._show(len(self._held) - self._possible_stop())
+            return self._show(len(self._held) - rest)
+        return self._show(len(self._held) - self._stop.possible)
 
     def finish(self) -> str:
         """The text that was held back and turned out not to stop anything."""
         if self.stopped:
             return ""
-        self._decode(final=True)
+        self._held += self._stream.finish()
         return self._show(len(self._held))
 
-    def _decode(self, *, final: bool) -> None:
-        """Hold the window's new text, once it ends in a whole character or nothing more is to come."""
-        before, after = self._text(self._window[: self._whole]), self._text(self._window)
-        if len(after) > len(before) and (final or not after.endswith(_UNFINISHED)):
-            self._held += after[len(before) :]
-            del self._window[: self._whole]
-            self._whole = len(self._window)
-
-    def _text(self, tokens: list[int]) -> str:
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+    def _tail(self, tokens: TokenBytes, prompt: Sequence[int]) -> list[int]:
+        """The last tokens of a prompt that leave text."""
+        tail: list[int] = []
+        for token in reversed(prompt):
+            if len(tail) == _TAIL:
+                break
+            if token not in self._textless and tokens[token]:
+                tail.insert(0, token)
+        return tail
 
     def _show(self, length: int) -> str:
         shown, self._held = self._held[:length], self._held[length:]
         self.text += shown
         return shown
 
-    def _possible_stop(self) -> int:
-        """Characters at the end that begin a stop text."""
-        longest = max((len(stop) - 1 for stop in self._stop), default=0)
-        for length in range(min(longest, len(self._held)), 0, -1):
-            if any(stop.startswith(self._held[-length:]) for stop in self._stop):
-                return length
-        return 0
+
+@lru_cache(maxsize=4)
+def _vocabulary(tokenizer: PreTrainedTokenizerFast) -> tuple[TokenBytes, dict[int, str]]:
+    """What tokens stand for, and what those would spell that leave no text; read once for all outputs."""
+    text_of = tokenizer.backend_tokenizer.id_to_token
+    return TokenBytes(tokenizer), {token: text_of(token) for token in textless_token_ids(tokenizer)}

@@ -203,7 +203,7 @@ class LLM:
             params,
             limit=limit,
             stop_token_ids={*eos, *params.stop_token_ids},
-            detokenizer=Detokenizer(self.tokenizer, params.stop),
+            detokenizer=Detokenizer(self.tokenizer, params.stop, prompt=ids, min_tokens=params.min_tokens),
             vocab_size=target.vocab_size,
             grammar=self._grammar(params),
             priority=priority,

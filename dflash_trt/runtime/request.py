@@ -132,6 +132,11 @@ class Request:
         return self._detokenizer.text
 
     @property
+    def text_length(self) -> int:
+        """Characters of its text so far, those held back for a stop text too."""
+        return self._detokenizer.length
+
+    @property
     def remaining(self) -> int:
         """Tokens it may still emit."""
         return self.limit - len(self.tokens)

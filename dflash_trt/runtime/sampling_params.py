@@ -46,13 +46,13 @@ class SamplingParams:
     n: int = 1
     """Outputs for each prompt, with seeds seed, seed + 1, ..."""
     stop: str | Sequence[str] = ()
-    """Texts that end an output, which is cut before them."""
+    """Texts that end an output, which is cut before them. Special tokens in them count, though they leave no text."""
     stop_token_ids: Sequence[int] = ()
     """Tokens that end an output, besides the model's own end-of-sequence tokens; they give no text."""
     ignore_eos: bool = False
     """Go on past the model's end-of-sequence tokens."""
     min_tokens: int = 0
-    """Output tokens before one of those, or of `stop_token_ids`, may come."""
+    """Output tokens before one of those, or of `stop_token_ids`, may come, and before a stop text may end."""
     logit_bias: Mapping[int, float] | None = None
     """Added to the logits of tokens, by id: -100 to 100."""
     logprobs: int | None = None

@@ -34,6 +34,8 @@ class Emission:
     """The drafter guessed it and the target agreed."""
     logprobs: TokenLogprobs | None = None
     """Where the request's parameters ask for them."""
+    offset: int = 0
+    """Where in the output's text its own text begins."""
 
 
 class Scheduler:
@@ -271,7 +273,8 @@ def _emit(request: Request, block: Block) -> list[Emission]:
     for index, token in enumerate(block.tokens):
         drafted = block.error is not None or index < len(block.tokens) - 1
         logprobs = block.logprobs[index] if block.logprobs else None
-        emissions.append(Emission(request, token, request.append(token, logprobs), drafted, logprobs))
+        offset = request.text_length
+        emissions.append(Emission(request, token, request.append(token, logprobs), drafted, logprobs, offset))
         if request.finish_reason is not None:
             return emissions
     if block.error is not None:

@@ -29,8 +29,6 @@ class CompletionChoice(Choice):
         self._body = body
         self._echo = echo
         self._texts = texts
-        self._length = len(echo)
-        """Characters said so far."""
 
     def begin(self) -> dict[str, Any] | None:
         """See `Choice.begin`."""
@@ -58,11 +56,9 @@ class CompletionChoice(Choice):
         return said | ({"token_sources": sources(emissions)} if self._body.return_token_sources else {})
 
     def _logprobs(self, emissions: Sequence[Emission]) -> dict[str, Any] | None:
-        offset = self._length
-        self._length += sum(len(emission.text) for emission in emissions)
         if self._body.logprobs is None or not emissions:
             return None
-        return self._texts.in_completion(emissions, offset)
+        return self._texts.in_completion(emissions, len(self._echo))
 
 
 def completions_router(service: Service) -> APIRouter:

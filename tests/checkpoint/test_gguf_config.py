@@ -39,7 +39,7 @@ def test_a_real_model(smollm2: GGUFFile) -> None:
         attention_bias=False,
         mlp_bias=False,
         bos_token_id=1,
-        eos_token_ids=(2,),
+        eos_token_ids=(2, 0, 4),
     )
 
 

@@ -35,7 +35,7 @@ def test_writes_all_that_serving_needs(saved: Path) -> None:
         "generation_config.json",
     }
     generation = GenerationConfig.from_pretrained(saved)
-    assert (generation.bos_token_id, generation.eos_token_id) == (1, [2])
+    assert (generation.bos_token_id, generation.eos_token_id) == (1, [2, 0, 4])
 
 
 @pytest.mark.parametrize("row", PROMPTS, ids=[row["question"] for row in PROMPTS])

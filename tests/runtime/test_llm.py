@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 from transformers import AutoModelForCausalLM
 
@@ -9,6 +14,7 @@ from dflash_trt.errors import UserError
 from dflash_trt.runtime.llm import LLM
 from dflash_trt.runtime.sampling import SamplingParams
 from tests.conftest import TINY, Engines
+from tests.tiny_tokenizers import metaspace, save
 
 PROMPTS = (TINY / "prompts.txt").read_text().splitlines()[:4]
 
@@ -215,3 +221,58 @@ def test_a_stream_that_is_left_goes_on(llm: LLM) -> None:
         stream = llm.stream(chats(llm)[:1], SamplingParams(max_tokens=40))
         tokens = [next(stream).token for _ in range(stop)]
         assert tokens + [emission.token for emission in stream] == whole
+
+
+def retokenized(llm: LLM, directory: Path, change: Callable[[Path], object]) -> LLM:
+    """The engine with other files of a tokenizer."""
+    shutil.copytree(llm.engine.path, directory)
+    change(directory)
+    return LLM(directory, device="cpu")
+
+
+def test_the_class_that_a_tokenizer_names_changes_nothing(llm: LLM, tmp_path: Path) -> None:
+    def rename(directory: Path) -> None:
+        config = json.loads((directory / "tokenizer_config.json").read_text())
+        (directory / "tokenizer_config.json").write_text(json.dumps(config | {"tokenizer_class": "LlamaTokenizerFast"}))
+
+    other, params = retokenized(llm, tmp_path / "engine", rename), SamplingParams(max_tokens=20)
+    found, expected = other.generate(PROMPTS, params), llm.generate(PROMPTS, params)
+    assert [each.prompt_token_ids for each in found] == [each.prompt_token_ids for each in expected]
+    assert [each.outputs[0].text for each in found] == [each.outputs[0].text for each in expected]
+
+
+def test_text_goes_on_from_the_prompt(llms: Engines, tmp_path: Path) -> None:
+    """A tokenizer that drops the first space of a text keeps that of an output."""
+    llm = retokenized(llms["llama"], tmp_path / "engine", lambda directory: save(metaspace(), directory))
+    space = llm.tokenizer.convert_tokens_to_ids("▁")
+    params = SamplingParams(max_tokens=6, n=2, temperature=1.0, seed=3, ignore_eos=True, logit_bias={space: 100})
+    for output in llm.generate([[5, 6]], params)[0].outputs:
+        assert output.text == " " * output.token_ids.count(space)
+
+
+@pytest.mark.parametrize("window", [1, None])
+def test_a_special_token_stops(llm: LLM, window: int | None) -> None:
+    ids = chats(llm)[0]
+    params = SamplingParams(max_tokens=200, ignore_eos=True, stop="<|endoftext|>")
+    cut = llm.generate([ids], params, verify_window=window)[0].outputs[0]
+    ended = llm.generate([ids], SamplingParams(max_tokens=200))[0].outputs[0]
+    assert ended.finish_reason == "stop"
+    assert (cut.text, cut.token_ids, cut.finish_reason) == (ended.text, ended.token_ids, "stop")
+
+
+@pytest.mark.parametrize("window", [1, None])
+def test_stop_texts_wait_for_the_least_length(llm: LLM, window: int | None) -> None:
+    """One that ends within it does not stop, the next one does, or that which only begins there."""
+    ids = chats(llm)[0]
+    whole = llm.generate([ids], SamplingParams(max_tokens=60))[0].outputs[0]
+    ends = [len(llm.tokenizer.decode(whole.token_ids[:count])) for count in range(len(whole.token_ids) + 1)]
+    for least in (0, 5, 20, 40):
+        params = SamplingParams(max_tokens=60, min_tokens=least, stop=" ")
+        cut = llm.generate([ids], params, verify_window=window)[0].outputs[0]
+        at = whole.text.find(" ", ends[least])
+        assert cut.text == (whole.text if at < 0 else whole.text[:at])
+        assert len(cut.token_ids) > least
+    across = whole.text[ends[10] - 2 : ends[10] + 1]
+    first = whole.text.index(across)
+    params = SamplingParams(max_tokens=60, min_tokens=10, stop=across)
+    assert llm.generate([ids], params, verify_window=window)[0].outputs[0].text == whole.text[:first]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from dflash_trt.runtime.llm import LLM
 from dflash_trt.runtime.logprobs import TokenLogprobs
+from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import SamplingParams
+from dflash_trt.runtime.scheduler import Emission
+from dflash_trt.serving.tokens import TokenTexts
 from tests.serving.running_server import DIARY, MESSAGES, RunningServer
 
 LENGTH = 24
@@ -92,3 +95,42 @@ def test_tokens_that_are_parts_of_characters_have_their_bytes(server: RunningSer
         entries += answer["choices"][0]["logprobs"]["content"]
     assert bytes(byte for entry in entries for byte in entry["bytes"]) == "é".encode()
     assert all(entry["token"] == "\N{REPLACEMENT CHARACTER}" for entry in entries)
+
+
+def emission(token: int, logprob: float, top: tuple[tuple[int, float], ...], offset: int = 0) -> Emission:
+    return Emission(cast("Request", None), token, "", False, TokenLogprobs(logprob, top), offset)
+
+
+def test_alternatives_that_are_parts_of_characters_are_told_apart(alone: LLM) -> None:
+    r"""OpenAI's `bytes:\xe2\x96` for tokens that are no whole text; the chosen token is there whatever else is."""
+    texts = TokenTexts(alone.tokenizer)
+    first, second = alone.tokenizer.encode("é", add_special_tokens=False)
+    plain = alone.tokenizer.encode("a", add_special_tokens=False)[0]
+    padding = len(alone.tokenizer) + 5
+    top = ((plain, -0.5), (first, -1.0), (second, -2.0), (padding, -3.0), (padding + 1, float("-inf")))
+    said = texts.in_completion([emission(first, -1.0, top, 3), emission(padding, -7.0, top[:4], 3)], 10)
+    bytes_of = [f"bytes:\\x{byte:02x}" for byte in "é".encode()]
+    assert said["tokens"] == [bytes_of[0], ""]
+    assert said["top_logprobs"][0] == {"a": -0.5, bytes_of[0]: -1.0, bytes_of[1]: -2.0, "": -3.0}
+    assert said["top_logprobs"][1][""] == -7.0, "the chosen token's own"
+    assert said["text_offset"] == [13, 13]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_offsets_are_places_in_the_text_while_some_is_held_back(
+    server: RunningServer, alone: LLM, stream: bool
+) -> None:
+    """Every beginning of a word may begin the stop text, which never comes."""
+    words = alone.generate([DIARY], SamplingParams(max_tokens=40))[0].outputs[0].text.split(" ")
+    stop = [f" {word}\N{CRAB}" for word in words if word]
+    body: dict[str, Any] = {"prompt": DIARY, "temperature": 0, "max_tokens": 40, "logprobs": 0}
+    if stream:
+        choices = [event["choices"][0] for event in server.events("/v1/completions", **body, stop=stop)]
+    else:
+        choices = server.post("/v1/completions", **body, stop=stop).json()["choices"]
+    text = "".join(choice["text"] for choice in choices)
+    parts = [choice["logprobs"] for choice in choices if choice["logprobs"]]
+    tokens, offsets = ([each for part in parts for each in part[name]] for name in ("tokens", "text_offset"))
+    assert len(tokens) > 20
+    for token, offset in zip(tokens, offsets, strict=True):
+        assert text.startswith(token, offset) or token == "<|endoftext|>"

@@ -11,7 +11,7 @@ from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.serving.chat_protocol import ChatRequest
 from dflash_trt.serving.completion_protocol import CompletionRequest
 from dflash_trt.serving.protocol import CommonRequest
-from tests.serving.running_server import MESSAGES, RunningServer
+from tests.serving.running_server import DIARY, MESSAGES, RunningServer
 
 
 def test_logit_bias(server: RunningServer, alone: LLM) -> None:
@@ -83,3 +83,22 @@ def test_refusals_name_the_field(server: RunningServer, change: dict[str, Any], 
     for path, prompt in (("chat/completions", {"messages": MESSAGES}), ("completions", {"prompt": "Hi"})):
         response = server.post(f"/v1/{path}", **prompt, **{"max_tokens": 8, **change})
         assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("window", [1, None])
+def test_min_tokens_holds_stop_texts_back(server: RunningServer, alone: LLM, window: int | None) -> None:
+    (whole,) = alone.generate([DIARY], SamplingParams(max_tokens=40))[0].outputs
+    start = len(alone.tokenizer.decode(whole.token_ids[:12]))
+    body = {"prompt": DIARY, "temperature": 0, "max_tokens": 40, "min_tokens": 12, "stop": " ", "verify_window": window}
+    expected = whole.text[: whole.text.index(" ", start)]
+    choice = server.post("/v1/completions", **body).json()["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == (expected, "stop")
+    streamed = [each["choices"][0]["text"] for each in server.events("/v1/completions", **body)]
+    assert "".join(streamed) == expected
+
+
+def test_special_tokens_stop(server: RunningServer) -> None:
+    body = {"prompt": DIARY, "temperature": 0, "max_tokens": 200}
+    (ended,) = server.post("/v1/completions", **body).json()["choices"]
+    (cut,) = server.post("/v1/completions", **body, ignore_eos=True, stop=["<|endoftext|>"]).json()["choices"]
+    assert cut == ended and cut["finish_reason"] == "stop"
