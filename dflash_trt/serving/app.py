@@ -16,7 +16,6 @@ from dflash_trt.serving.completions import completions_router
 from dflash_trt.serving.defaults import sampling_defaults
 from dflash_trt.serving.engine_thread import EngineThread
 from dflash_trt.serving.errors import answer_errors
-from dflash_trt.serving.formats import formats_of
 from dflash_trt.serving.guards import BodyLimit, KeyGuard
 from dflash_trt.serving.metrics import Metrics
 from dflash_trt.serving.operations import models_router, operations_router
@@ -56,9 +55,7 @@ def create_app(llm: LLM, settings: ServerSettings) -> FastAPI:
         on_arrival=metrics.arrive,
         on_progress=metrics.progress,
     )
-    tokenizer = llm.tokenizer
-    formats, defaults = formats_of(tokenizer.chat_template), sampling_defaults(llm.engine.path)
-    service = Service(llm, settings, engine, TokenTexts(tokenizer), formats, defaults)
+    service = Service(llm, settings, engine, TokenTexts(llm.tokenizer), sampling_defaults(llm.engine.path))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
