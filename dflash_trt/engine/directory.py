@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from dflash_trt import __version__
 from dflash_trt.checkpoint.pairing import check_pairing
 from dflash_trt.checkpoint.target import CONFIG_FILE
-from dflash_trt.checkpoint.tokenizer import TOKENIZER_FILES, load_tokenizer
+from dflash_trt.checkpoint.tokenizer import TEMPLATES_DIR, TOKENIZER_FILES, load_tokenizer
 from dflash_trt.engine.config import EngineConfig
 from dflash_trt.errors import UserError, access
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 _CONFIG = TypeAdapter(EngineConfig)
-_ENTRIES = {CONFIG_FILE, "target", "drafter", *TOKENIZER_FILES}
+_ENTRIES = {CONFIG_FILE, "target", "drafter", *TOKENIZER_FILES, TEMPLATES_DIR}
 """All that a build writes."""
 
 
