@@ -28,6 +28,8 @@ they make count as one more."""
 LONGEST_TEXT = 2**25
 """Characters or entries of any value."""
 _MOST_BITS = 2**17
+_INSTANT = frozenset({"length", "count", "first", "last", "default", "d"})
+"""Filters that do not go through what they are given."""
 _WIDE = re.compile(r"\d{6}|\*")
 """In a format string: a width that pads to a megabyte or is given apart."""
 
@@ -132,7 +134,8 @@ def _counted(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def counted(*arguments: Any, **options: Any) -> Any:
         values = arguments[passed:]
-        _spend(1 + sum(len(value) for value in values if isinstance(value, list | tuple | dict)) // 10)
+        gone_through = () if name in _INSTANT else values
+        _spend(1 + sum(len(value) for value in gone_through if isinstance(value, list | tuple | dict)) // 10)
         _foresee(name, values[0] if values else None, [*values[1:], *options.values()])
         return _measured(function(*arguments, **options))
 
