@@ -125,7 +125,10 @@ class Formats:
         names, valid = frozenset(tool.name for tool in use.callable_tools), holds_calls(use, asked)
 
         def new_parser() -> AnswerParser:
-            return AnswerParser(ReasoningParser(thinking), None if parser is None else parser(names, valid=valid))
+            return AnswerParser(
+                ReasoningParser(thinking),
+                None if parser is None else parser(names, required=use.must_call, valid=valid),
+            )
 
         return AnswerFormat(answer_grammar(use, self.tools, thinking, asked, field), new_parser)
 

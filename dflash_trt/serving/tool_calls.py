@@ -65,6 +65,7 @@ class ToolCallParser(ABC):
 
     Args:
         names: of the tools that may be called.
+        required: the answer is calls and nothing else.
         valid: a grammar sees to it that calls are well-formed. Their arguments then come as they are written; otherwise
             a call comes as a whole, when it has proved to be one.
     """
@@ -74,10 +75,11 @@ class ToolCallParser(ABC):
     closing: str
     """What may follow a call and belongs to it."""
 
-    def __init__(self, names: Collection[str], *, valid: bool) -> None:
+    def __init__(self, names: Collection[str], *, required: bool, valid: bool) -> None:
         self.calls = 0
         """Calls found so far."""
         self._names = names
+        self._required = required
         self._valid = valid
         self._pending = ""
         """Text that nothing is decided about, from where no object is under way."""
@@ -106,16 +108,24 @@ class ToolCallParser(ABC):
             cut: the model would have gone on. A call that is under way is then a call as far as its arguments go, and
                 nothing where they have not begun.
         """
+        pieces: list[Piece] = []
+        if cut and self._scan is not None:
+            self._give_out(self._scan, pieces)
         left = self._pending if self._after is None else self._pending.lstrip()
         if self._scan is not None and self._sent is None:
             left = self._before + self._scan.text
-            if cut and self._may_be_call(self._scan):
-                pieces: list[Piece] = []
-                self._give_out(self._scan, pieces)
-                return pieces
-        elif cut and (self._after is not None or left.strip() == self.opening):
-            return []
-        return [left] if left else []
+        if cut and self._is_begun_call(left):
+            left = ""
+        return [*pieces, left] if left else pieces
+
+    def _is_begun_call(self, left: str) -> bool:
+        """The end of a cut answer is of a call, for all that can be seen of it."""
+        if self._required or self._after is not None:
+            return True
+        if self._scan is not None:
+            return self._may_be_call(self._scan)
+        tag = left.strip()
+        return len(tag) > 1 and self.opening.startswith(tag)
 
     def _advance(self, pieces: list[Piece]) -> bool:
         """Decide a little more; False where that takes more text."""

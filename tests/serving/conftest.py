@@ -30,7 +30,7 @@ def alone(llms: Engines) -> LLM:
 def templated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Makes an engine directory of the tiny pair behind a chat template, with room for tools in prompts."""
     engine = tmp_path_factory.mktemp("tools") / "engine"
-    build_pair(engine, TINY / "target", TINY / "drafter", max_seq_len=1024, max_num_tokens=64)
+    build_pair(engine, TINY / "target", TINY / "drafter", max_seq_len=2048, max_num_tokens=64)
 
     def make(template: str) -> Path:
         directory = tmp_path_factory.mktemp("templated") / "engine"

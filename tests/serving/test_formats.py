@@ -30,9 +30,14 @@ NAMES = ("f", "g", "h")
 
 
 def parser(
-    tools: ToolFormat | None, names: Collection[str] = NAMES, *, thinks: bool = True, valid: bool = False
+    tools: ToolFormat | None,
+    names: Collection[str] = NAMES,
+    *,
+    thinks: bool = True,
+    required: bool = False,
+    valid: bool = False,
 ) -> AnswerParser:
-    calls = None if tools is None else PARSERS[tools](names, valid=valid)
+    calls = None if tools is None else PARSERS[tools](names, required=required, valid=valid)
     return AnswerParser(ReasoningParser("possible" if thinks else "none"), calls)
 
 
@@ -143,6 +148,9 @@ def test_a_call_that_is_cut(tools: ToolFormat, valid: bool) -> None:
         other = parse(parser(tools, ["rain"], valid=valid, thinks=False), whole[:end], cut=True)
         name = whole.index("weather")
         assert other == (("", "", []) if end <= name else ("", whole[:end], []))
+    for end in range(arguments):
+        only = parser(tools, ["weather"], required=True, valid=valid, thinks=False)
+        assert parse(only, whole[:end], cut=True) == ("", "", [])
     assert parse(parser(tools), "so <", cut=True) == ("", "so <", [])
     tag = PARSERS[tools].opening
     assert parse(parser(tools), f"{tag}\n", cut=True) == ("", "", [])
