@@ -55,6 +55,7 @@ setup(
             "psutil>=6",
             "httpx>=0.28",
             "openai>=2",
+            "pydantic-ai-slim[openai]>=1",
             "playwright>=1.50",
             "schemathesis>=4.10",
             "ruff",

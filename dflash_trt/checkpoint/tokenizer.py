@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,8 @@ TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 CHAT_TEMPLATE_FILE = "chat_template.jinja"
+TEMPLATES_DIR = "additional_chat_templates"
+"""Holds templates that have other names than "default"; transformers takes "tool_use" where tools are offered."""
 TOKENIZER_FILES = (
     TOKENIZER_FILE,
     TOKENIZER_CONFIG_FILE,
@@ -27,8 +31,9 @@ TOKENIZER_FILES = (
     CHAT_TEMPLATE_FILE,
     GENERATION_CONFIG_FILE,
 )
-"""All that may be copied."""
+"""All that may be copied, beside what `TEMPLATES_DIR` holds."""
 
+_TEMPLATE_NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 _GGUF_CHAT_TEMPLATE = "tokenizer.chat_template"
 _GGUF_SPECIAL_TOKENS = {
     "bos": "bos_token",
@@ -39,12 +44,12 @@ _GGUF_SPECIAL_TOKENS = {
 
 
 def tokenizer_files(source: Path) -> dict[str, bytes]:
-    """What `transformers.AutoTokenizer` needs to load a target's tokenizer without the target, by file name.
+    """What `transformers.AutoTokenizer` needs to load a target's tokenizer without the target, by path.
 
-    Always `tokenizer.json` and `tokenizer_config.json`; `chat_template.jinja` where the source has a template,
-    wherever it keeps it; and `generation_config.json`, the source's own or, where it has none, one with the begin
-    and end tokens that its config names. Files of a Hugging Face directory are taken as they are; those of a GGUF
-    file are built from its metadata.
+    Always `tokenizer.json` and `tokenizer_config.json`; `chat_template.jinja` where the source has a template, wherever
+    it keeps it, and `additional_chat_templates/NAME.jinja` where it has more; and `generation_config.json`, the
+    source's own or, where it has none, one with the begin and end tokens that its config names. Files of a Hugging Face
+    directory are taken as they are; those of a GGUF file are built from its metadata.
 
     Args:
         source: a Hugging Face directory, a GGUF file, or a directory that holds exactly one.
@@ -64,9 +69,14 @@ def save_tokenizer(source: Path, destination: Path) -> None:
     """
     files = tokenizer_files(source)
     with access(destination, "written"):
-        destination.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            (destination / name).write_bytes(content)
+        write_files(destination, files)
+
+
+def write_files(directory: Path, files: Mapping[str, bytes]) -> None:
+    """Write files by their paths in a directory, with the folders that they need."""
+    for name, content in files.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_bytes(content)
 
 
 def load_tokenizer(directory: Path, origin: Path | None = None) -> PreTrainedTokenizerFast:
@@ -131,10 +141,13 @@ def _stored(source: Path) -> dict[str, bytes]:
         if (source / name).is_file():
             with access(source / name, "read"):
                 files[name] = (source / name).read_bytes()
-    if CHAT_TEMPLATE_FILE not in files:
-        template = _template_of(JsonObject.from_file(source / TOKENIZER_CONFIG_FILE))
-        if template is not None:
-            files[CHAT_TEMPLATE_FILE] = template.encode()
+    for path in sorted((source / TEMPLATES_DIR).glob("*.jinja")):
+        with access(path, "read"):
+            files[_template_file(path.stem, path)] = path.read_bytes()
+    if not any(name.endswith(".jinja") for name in files):
+        files |= _templates_of(JsonObject.from_file(source / TOKENIZER_CONFIG_FILE))
+    elif CHAT_TEMPLATE_FILE not in files:
+        raise UserError(f"{source / CHAT_TEMPLATE_FILE}: no such file, beside {TEMPLATES_DIR}; it is the default")
     if GENERATION_CONFIG_FILE not in files and (source / CONFIG_FILE).is_file():
         config = JsonObject.from_file(source / CONFIG_FILE)
         found = {key: config.values[key] for key in ("bos_token_id", "eos_token_id") if key in config}
@@ -143,15 +156,32 @@ def _stored(source: Path) -> dict[str, bytes]:
     return files
 
 
-def _template_of(tokenizer_config: JsonObject) -> str | None:
-    """The template of a file older than `chat_template.jinja`: a string, or a list of named ones."""
+def _templates_of(tokenizer_config: JsonObject) -> dict[str, bytes]:
+    """The templates of a file older than `chat_template.jinja`, a string or a list of named ones, as files."""
     templates = tokenizer_config.values.get("chat_template")
+    if templates is None:
+        return {}
     if not isinstance(templates, list):
-        return tokenizer_config.text("chat_template") if templates is not None else None
+        return {CHAT_TEMPLATE_FILE: tokenizer_config.text("chat_template").encode()}
+    files = {}
     for entry in templates:
-        if isinstance(entry, dict) and entry.get("name") == "default" and isinstance(entry.get("template"), str):
-            return str(entry["template"])
-    raise UserError(f"{tokenizer_config.path}: chat_template names {len(templates)} templates, none of them default")
+        name, template = (entry.get(key) if isinstance(entry, dict) else None for key in ("name", "template"))
+        if not isinstance(name, str) or not isinstance(template, str):
+            raise UserError(
+                f"{tokenizer_config.path}: chat_template must be a text, or list a name and a template each"
+            )
+        files[_template_file(name, tokenizer_config.path)] = template.encode()
+    if CHAT_TEMPLATE_FILE not in files:
+        raise UserError(
+            f"{tokenizer_config.path}: chat_template names {len(templates)} templates, none of them default"
+        )
+    return files
+
+
+def _template_file(name: str, where: Path) -> str:
+    if not _TEMPLATE_NAME.fullmatch(name):
+        raise UserError(f"{where}: a chat template is called {name!r}; its name must be letters, digits, _, - and dots")
+    return CHAT_TEMPLATE_FILE if name == "default" else f"{TEMPLATES_DIR}/{name}.jinja"
 
 
 def _built(file: GGUFFile) -> dict[str, bytes]:
@@ -165,8 +195,12 @@ def _built(file: GGUFFile) -> dict[str, bytes]:
         if index is not None:
             config[key] = tokenizer.id_to_token(index)
     files = {TOKENIZER_FILE: tokenizer.to_str(pretty=True).encode(), TOKENIZER_CONFIG_FILE: _json(config)}
-    if _GGUF_CHAT_TEMPLATE in file.metadata:
-        files[CHAT_TEMPLATE_FILE] = str(file.metadata[_GGUF_CHAT_TEMPLATE]).encode()
+    for key, template in file.metadata.items():
+        if key == _GGUF_CHAT_TEMPLATE or key.startswith(f"{_GGUF_CHAT_TEMPLATE}."):
+            name = key.removeprefix(_GGUF_CHAT_TEMPLATE).removeprefix(".") or "default"
+            files[_template_file(name, file.path)] = str(template).encode()
+    if CHAT_TEMPLATE_FILE not in files and any(name.endswith(".jinja") for name in files):
+        raise file.error(_GGUF_CHAT_TEMPLATE, "is required, beside templates of other names; it is the default")
     ids = {"bos_token_id": token_id(file, "bos"), "eos_token_id": list(end_token_ids(file))}
     found = {key: value for key, value in ids.items() if value not in (None, [])}
     if found:

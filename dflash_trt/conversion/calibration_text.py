@@ -10,7 +10,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from dflash_trt.checkpoint.encoding import Message, encode_conversation, encode_text
+from dflash_trt.checkpoint.encoding import encode_conversation, encode_text
+from dflash_trt.checkpoint.message_forms import Message
 from dflash_trt.checkpoint.open_checkpoint import TargetCheckpoint
 from dflash_trt.errors import UserError, access
 

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerFast
 from dflash_trt import __version__
 from dflash_trt.checkpoint.open_checkpoint import DrafterCheckpoint, TargetCheckpoint
 from dflash_trt.checkpoint.pairing import check_pairing
-from dflash_trt.checkpoint.tokenizer import load_tokenizer
+from dflash_trt.checkpoint.tokenizer import load_tokenizer, write_files
 from dflash_trt.conversion.calibration import Calibration, calibration_dtype
 from dflash_trt.conversion.calibration_text import check_samples, read_samples
 from dflash_trt.conversion.drafter_calibration import calibrate_drafter
@@ -212,8 +212,7 @@ def _check_output_dir(output_dir: Path, resume: bool) -> Path:
 
 def _tokenizer(plan: ModelPlan, origin: Path) -> PreTrainedTokenizerFast:
     with tempfile.TemporaryDirectory() as directory:
-        for name, content in plan.files.items():
-            (Path(directory) / name).write_bytes(content)
+        write_files(Path(directory), plan.files)
         return load_tokenizer(Path(directory), origin)
 
 
@@ -261,8 +260,7 @@ def _write_model(
 ) -> None:
     with access(directory, "written"):
         directory.mkdir(exist_ok=True)
-        for name, content in plan.files.items():
-            (directory / name).write_bytes(content)
+        write_files(directory, plan.files)
     write_index(plan, directory)
     with workers() as running:
         for shard in shards(plan.weights):

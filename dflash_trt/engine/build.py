@@ -16,7 +16,7 @@ from dflash_trt.checkpoint.example_prompts import example_prompts_file
 from dflash_trt.checkpoint.open_checkpoint import DrafterCheckpoint, TargetCheckpoint
 from dflash_trt.checkpoint.pairing import check_pairing
 from dflash_trt.checkpoint.safetensors_writer import TensorSpec
-from dflash_trt.checkpoint.tokenizer import load_tokenizer, tokenizer_files
+from dflash_trt.checkpoint.tokenizer import load_tokenizer, tokenizer_files, write_files
 from dflash_trt.engine.compatibility import builder_here, check_builds_here
 from dflash_trt.engine.config import Backend, BuildConfig, Builder, EngineConfig
 from dflash_trt.engine.copies import check_copies
@@ -203,8 +203,7 @@ def _check_length(target: TargetCheckpoint, config: BuildConfig) -> None:
 
 def _write_small_files(directory: Path, config: EngineConfig, files: dict[str, bytes]) -> None:
     write_config(directory, config)
-    for name, content in files.items():
-        (directory / name).write_bytes(content)
+    write_files(directory, files)
 
 
 def _check_tokenizer(files: dict[str, bytes], config: EngineConfig, origin: Path) -> None:

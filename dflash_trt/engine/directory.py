@@ -19,7 +19,7 @@ from dflash_trt import __version__
 from dflash_trt.checkpoint.example_prompts import EXAMPLE_PROMPTS_FILE
 from dflash_trt.checkpoint.pairing import check_pairing
 from dflash_trt.checkpoint.target import CONFIG_FILE
-from dflash_trt.checkpoint.tokenizer import TOKENIZER_FILES, load_tokenizer
+from dflash_trt.checkpoint.tokenizer import TEMPLATES_DIR, TOKENIZER_FILES, load_tokenizer
 from dflash_trt.engine.config import EngineConfig
 from dflash_trt.errors import UserError, access
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 _CONFIG = TypeAdapter(EngineConfig)
-_ENTRIES = {CONFIG_FILE, "target", "drafter", EXAMPLE_PROMPTS_FILE, *TOKENIZER_FILES}
+_ENTRIES = {CONFIG_FILE, "target", "drafter", EXAMPLE_PROMPTS_FILE, *TOKENIZER_FILES, TEMPLATES_DIR}
 """All that a build writes."""
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from dflash_trt.checkpoint.encoding import Message, encode_conversation, encode_text
+from dflash_trt.checkpoint.encoding import encode_conversation, encode_text
+from dflash_trt.checkpoint.message_forms import Message
 from dflash_trt.engine.directory import open_engine
 from dflash_trt.errors import UserError
 from dflash_trt.runtime.detokenizer import Detokenizer

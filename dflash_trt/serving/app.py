@@ -18,7 +18,6 @@ from dflash_trt.serving.defaults import sampling_defaults
 from dflash_trt.serving.engine_thread import EngineThread
 from dflash_trt.serving.errors import answer_errors
 from dflash_trt.serving.failures import Failures
-from dflash_trt.serving.formats import formats_of
 from dflash_trt.serving.guards import BodyLimit, HeadAsGet, KeyGuard
 from dflash_trt.serving.json_body import IGNORED_FIELDS
 from dflash_trt.serving.limits import RequestLimits, request_limits
@@ -62,11 +61,16 @@ def create_app(llm: LLM, settings: ServerSettings) -> FastAPI:
         on_arrival=metrics.arrive,
         on_progress=metrics.progress,
     )
-    tokenizer = llm.tokenizer
-    formats, defaults = formats_of(tokenizer.chat_template), sampling_defaults(llm.engine.path)
-    limits = request_limits(tokenizer, max_seq_len=executor.max_seq_len, max_body_size=settings.max_body_size)
-    ignored = IgnoredFields(metrics.ignore)
-    service = Service(llm, settings, engine, TokenTexts(tokenizer), formats, defaults, limits, ignored)
+    limits = request_limits(llm.tokenizer, max_seq_len=executor.max_seq_len, max_body_size=settings.max_body_size)
+    service = Service(
+        llm,
+        settings,
+        engine,
+        TokenTexts(llm.tokenizer),
+        sampling_defaults(llm.engine.path),
+        limits,
+        IgnoredFields(metrics.ignore),
+    )
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

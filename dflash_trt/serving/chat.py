@@ -42,6 +42,10 @@ class ChatChoice(Choice):
         reason = self.request.finish_reason
         return "tool_calls" if reason == "stop" and self._parser.called else reason
 
+    @property
+    def _cut(self) -> bool:
+        return self.request.finish_reason == "length"
+
     def begin(self) -> dict[str, Any] | None:
         """See `Choice.begin`."""
         return self._chunk({"role": "assistant", "content": ""}, [])
@@ -56,7 +60,7 @@ class ChatChoice(Choice):
 
     def finish(self) -> list[dict[str, Any]]:
         """See `Choice.finish`."""
-        rest = self._delta(self._parser.finish())
+        rest = self._delta(self._parser.finish(cut=self._cut))
         last = {**self._chunk({}, []), "finish_reason": self._finish_reason}
         return [self._chunk(rest, []), last] if rest else [last]
 
@@ -65,7 +69,7 @@ class ChatChoice(Choice):
         self.emitted = len(emissions)
         parsed = ParsedAnswer()
         parsed.add(self._parser.push("".join(emission.text for emission in emissions)))
-        parsed.add(self._parser.finish())
+        parsed.add(self._parser.finish(cut=self._cut))
         content = None if parsed.tool_calls and not parsed.content else parsed.content
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if parsed.reasoning and self._body.include_reasoning is not False:
@@ -129,7 +133,7 @@ def _prepare(service: Service, body: ChatRequest) -> Call:
     form = body.asked_form()
     if form is not None:
         service.require_form(form, body.form_field)
-    answers = service.formats.answer_format(use, str(tokenizer.decode(ids[-_TAIL:])), form)
+    answers = service.formats(use).answer_format(use, str(tokenizer.decode(ids[-_TAIL:])), form)
     requests = service.requests([("messages", ids)], body, answers.structured_outputs)
     return Call(
         body,

@@ -24,7 +24,9 @@ class FunctionCall(Strict):
     """A function and its arguments, as JSON text."""
 
     name: str
-    arguments: str
+    arguments: str | None = None
+    parsed_arguments: Any = None
+    """What OpenAI's `parse()` and `stream()` made of them, which clients send back."""
 
 
 class ToolCall(Strict):
@@ -51,6 +53,8 @@ class ChatMessage(Strict):
     annotations: list[Any] | None = None
     audio: None = None
     function_call: None = None
+    parsed: Any = None
+    """What OpenAI's `parse()` and `stream()` made of the content."""
 
     @property
     def characters(self) -> int:

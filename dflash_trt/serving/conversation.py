@@ -8,9 +8,10 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
-from dflash_trt.checkpoint.encoding import encode_conversation
+from dflash_trt.checkpoint.encoding import DroppedByTemplate, encode_conversation
 from dflash_trt.errors import UserError
 from dflash_trt.serving.chat_protocol import ChatMessage
+from dflash_trt.serving.invalid_field import InvalidField
 from dflash_trt.serving.template_messages import template_messages
 
 _RESERVED = frozenset(inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters) - {"kwargs"} | {
@@ -35,7 +36,7 @@ def encode_messages(
         tools: what it shows the model of tools.
 
     Raises:
-        UserError: there is no chat template, or it cannot make a prompt of this.
+        UserError: there is no chat template, or it cannot make a prompt of this, or drops part of it.
     """
     variables = template_variables or {}
     for name in variables.keys() & _RESERVED:
@@ -43,14 +44,7 @@ def encode_messages(
     read = template_messages([message.model_dump(exclude_none=True) for message in messages])
     try:
         return encode_conversation(
-            tokenizer,
-            read,
-            "messages",
-            add_generation_prompt=add_generation_prompt,
-            **({} if tools is None else {"tools": list(tools)}),
-            **variables,
+            tokenizer, read, "messages", add_generation_prompt=add_generation_prompt, tools=tools, **variables
         )
-    except UserError:
-        raise
-    except Exception as error:  # a template is a program, and what clients give it may be anything
-        raise UserError(f"messages: the chat template fails on them, {type(error).__name__}: {error}") from None
+    except DroppedByTemplate as error:
+        raise InvalidField(f"messages[{error.index}].{error.part}", error.problem) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from dflash_trt.runtime.lark import Lark
@@ -61,11 +62,11 @@ class AnswerParser:
         reasoning, rest = self._reasoning.push(text)
         return _deltas(reasoning, self._divide(rest))
 
-    def finish(self) -> Deltas:
-        """What the end of the answer decides."""
+    def finish(self, *, cut: bool) -> Deltas:
+        """What the end of the answer decides; it is `cut` where the model would have gone on."""
         reasoning, rest = self._reasoning.finish()
         pieces = self._divide(rest)
-        return _deltas(reasoning, pieces if self._tool_calls is None else pieces + self._tool_calls.finish())
+        return _deltas(reasoning, pieces if self._tool_calls is None else pieces + self._tool_calls.finish(cut=cut))
 
     def _divide(self, text: str) -> list[Piece]:
         return [text] if self._tool_calls is None else self._tool_calls.push(text)
@@ -119,14 +120,18 @@ class Formats:
         self.require_tools(use)
         thinking: Thinking = thinking_after(prompt_tail) if self.thinks else "none"
         parser = PARSERS[self.tools] if self.tools is not None and use.callable_tools else None
-        valid = holds_calls(use, asked)
+        names, valid = frozenset(tool.name for tool in use.callable_tools), holds_calls(use, asked)
 
         def new_parser() -> AnswerParser:
-            return AnswerParser(ReasoningParser(thinking), None if parser is None else parser(valid=valid))
+            return AnswerParser(
+                ReasoningParser(thinking),
+                None if parser is None else parser(names, required=use.must_call, valid=valid),
+            )
 
         return AnswerFormat(answer_grammar(use, self.tools, thinking, asked), new_parser)
 
 
+@lru_cache(maxsize=16)
 def formats_of(chat_template: str | None) -> Formats:
     """What a model speaks, by the words of its chat template; None is no template."""
     template = chat_template or ""

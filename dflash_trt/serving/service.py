@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from dflash_trt.checkpoint.encoding import template_of
 from dflash_trt.runtime.generation import Prompt
 from dflash_trt.runtime.lark import Lark
 from dflash_trt.runtime.llm import LLM
@@ -18,12 +19,13 @@ from dflash_trt.serving.answer import ShuttingDown
 from dflash_trt.serving.chat_protocol import ChatMessage
 from dflash_trt.serving.engine_thread import EngineThread, QueueFull
 from dflash_trt.serving.errors import ApiError
-from dflash_trt.serving.formats import Formats
+from dflash_trt.serving.formats import Formats, formats_of
 from dflash_trt.serving.invalid_field import InvalidField
 from dflash_trt.serving.limits import RequestLimits
 from dflash_trt.serving.protocol import CommonRequest
 from dflash_trt.serving.settings import ServerSettings
 from dflash_trt.serving.tokens import TokenTexts
+from dflash_trt.serving.tools import ToolUse
 from dflash_trt.serving.unknown_fields import IgnoredFields
 from dflash_trt.serving.workers import Workers
 
@@ -36,8 +38,6 @@ class Service:
     settings: ServerSettings
     engine: EngineThread
     texts: TokenTexts
-    formats: Formats
-    """What the model speaks."""
     defaults: dict[str, Any]
     """Sampling parameters where a client gives none."""
     limits: RequestLimits
@@ -48,6 +48,10 @@ class Service:
     def vocab_size(self) -> int:
         """Token ids are below this."""
         return self.llm.engine.config.pretrained_config.vocab_size
+
+    def formats(self, use: ToolUse) -> Formats:
+        """What the model speaks, by the chat template that a request gets."""
+        return formats_of(template_of(self.llm.tokenizer, tools=bool(use.tools)))
 
     def require_model(self, name: str | None) -> None:
         """See that a client means the model that is served.

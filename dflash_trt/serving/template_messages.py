@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dflash_trt.checkpoint.encoding import Message
+from dflash_trt.checkpoint.message_forms import Message
 from dflash_trt.serving.invalid_field import InvalidField
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -16,8 +16,9 @@ def template_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     """OpenAI's messages, each as JSON gives it, as chat templates read them.
 
     Contents become one text: templates look into it. The arguments of calls become objects, because templates write
-    them as JSON; keys that hold nothing are left out, because templates look whether they are there. An assistant's
-    `reasoning` is called `reasoning_content` in templates.
+    them as JSON; those of an answer that was cut, which are no JSON, stay text. Keys that hold nothing are left out,
+    because templates look whether they are there. An assistant's `reasoning` is called `reasoning_content` in
+    templates; a `refusal` is what it said.
 
     Raises:
         InvalidField: naming the field.
@@ -31,8 +32,10 @@ def _message(message: Mapping[str, Any], field: str) -> Message:
     role = message.get("role")
     if role not in _ROLES:
         raise InvalidField(f"{field}.role", f"is {role!r}, it must be one of {', '.join(_ROLES)}")
-    calls = message.get("tool_calls")
-    read: Message = {"role": role, "content": _content(message.get("content"), f"{field}.content", bool(calls))}
+    calls, content = message.get("tool_calls"), message.get("content")
+    if role == "assistant":
+        content = content or message.get("refusal") or ""
+    read: Message = {"role": role, "content": _content(content, f"{field}.content")}
     for key in ("name", "tool_call_id"):
         if message.get(key) is not None:
             read[key] = message[key]
@@ -46,11 +49,9 @@ def _message(message: Mapping[str, Any], field: str) -> Message:
     return read
 
 
-def _content(content: object, field: str, optional: bool) -> str:
+def _content(content: object, field: str) -> str:
     if isinstance(content, str):
         return content
-    if content is None and optional:
-        return ""
     if isinstance(content, Sequence):
         return "\n".join(_text(part, f"{field}[{index}]") for index, part in enumerate(content))
     raise InvalidField(field, "must be a text, or a list of parts of type 'text'")
@@ -69,10 +70,16 @@ def _call(call: object, field: str) -> dict[str, Any]:
     name, arguments = function.get("name"), function.get("arguments")
     if not isinstance(name, str):
         raise InvalidField(f"{field}.function.name", "must be a text")
+    return {"id": call.get("id"), "type": "function", "function": {"name": name, "arguments": _arguments(arguments)}}
+
+
+def _arguments(arguments: object) -> dict[str, Any] | str:
+    """An object where the text is one that a template can write as JSON."""
+    if not isinstance(arguments, str) or not arguments:
+        return arguments if isinstance(arguments, dict) else {}
     try:
-        values = json.loads(arguments or "{}") if isinstance(arguments, str | None) else arguments
-    except (ValueError, RecursionError) as error:
-        raise InvalidField(f"{field}.function.arguments", f"is not JSON ({error})") from None
-    if not isinstance(values, dict):
-        raise InvalidField(f"{field}.function.arguments", "must be a JSON object, as text")
-    return {"id": call.get("id"), "type": "function", "function": {"name": name, "arguments": values}}
+        values = json.loads(arguments)
+        json.dumps(values, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):  # cut, or with half a character: both are given out
+        return arguments
+    return {} if values is None else values if isinstance(values, dict) else arguments

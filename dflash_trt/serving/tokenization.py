@@ -105,5 +105,5 @@ def _encode(service: Service, body: TokenizeRequest) -> list[int]:
 def _definitions(service: Service, body: TokenizeRequest) -> Sequence[Mapping[str, Any]] | None:
     """Of tools, as a completion's prompt would show them."""
     use = read_tool_use([tool.model_dump(exclude_none=True) for tool in body.tools or ()], None, None)
-    service.formats.require_tools(use)
+    service.formats(use).require_tools(use)
     return use.definitions

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import secrets
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from dflash_trt.serving.cut_tag import cut_tag_start
 from dflash_trt.serving.json_object_scan import JsonObjectScan
-from dflash_trt.serving.tools import FUNCTION_NAME
 
 _NAME = "name"
 _ARGUMENTS = ("arguments", "parameters")
 _CALL_KEYS = (_NAME, *_ARGUMENTS, "type", "id")
-_PYTHON_TAG = "<|python_tag|>"
 
 
 @dataclass(frozen=True)
@@ -61,21 +60,26 @@ Piece = str | ToolCallDelta
 class ToolCallParser(ABC):
     """Divides an answer's text into content and calls, the same however the text is cut.
 
-    What is no whole call, because its JSON is malformed or the answer ends inside it, is content. White space around
-    calls is neither.
+    What is no call of a tool that was offered, or is none because its JSON is malformed, is content. White space around
+    calls is neither. A call without arguments has `{}`.
 
     Args:
-        valid: a grammar sees to it that calls are well-formed. Their arguments then come as they are written, and a
-            call that the answer's end cuts off is still a call; otherwise a call comes as a whole, when it has proved
-            to be one.
+        names: of the tools that may be called.
+        required: the answer is calls and nothing else.
+        valid: a grammar sees to it that calls are well-formed. Their arguments then come as they are written; otherwise
+            a call comes as a whole, when it has proved to be one.
     """
 
+    opening: str
+    """What stands before calls and is no content where an answer is cut behind it."""
     closing: str
     """What may follow a call and belongs to it."""
 
-    def __init__(self, *, valid: bool) -> None:
+    def __init__(self, names: Collection[str], *, required: bool, valid: bool) -> None:
         self.calls = 0
         """Calls found so far."""
+        self._names = names
+        self._required = required
         self._valid = valid
         self._pending = ""
         """Text that nothing is decided about, from where no object is under way."""
@@ -97,12 +101,31 @@ class ToolCallParser(ABC):
             pass
         return pieces
 
-    def finish(self) -> list[Piece]:
-        """What the end of the answer decides."""
+    def finish(self, *, cut: bool) -> list[Piece]:
+        """What the end of the answer decides.
+
+        Args:
+            cut: the model would have gone on. A call that is under way is then a call as far as its arguments go, and
+                nothing where they have not begun.
+        """
+        pieces: list[Piece] = []
+        if cut and self._scan is not None:
+            self._give_out(self._scan, pieces)
         left = self._pending if self._after is None else self._pending.lstrip()
         if self._scan is not None and self._sent is None:
             left = self._before + self._scan.text
-        return [left] if left else []
+        if cut and self._is_begun_call(left):
+            left = ""
+        return [*pieces, left] if left else pieces
+
+    def _is_begun_call(self, left: str) -> bool:
+        """The end of a cut answer is of a call, for all that can be seen of it."""
+        if self._required or self._after is not None:
+            return True
+        if self._scan is not None:
+            return self._may_be_call(self._scan)
+        tag = left.strip()
+        return len(tag) > 1 and self.opening.startswith(tag)
 
     def _advance(self, pieces: list[Piece]) -> bool:
         """Decide a little more; False where that takes more text."""
@@ -133,7 +156,7 @@ class ToolCallParser(ABC):
 
     def _read_object(self, scan: JsonObjectScan, pieces: list[Piece]) -> bool:
         self._pending = scan.push(self._pending)
-        if self._valid or scan.state == "closed":
+        if self._valid or (scan.state == "closed" and _is_call(scan.text)):
             self._give_out(scan, pieces)
         hopeless = scan.state == "broken" or scan.keys[:1] not in ([], *([key] for key in _CALL_KEYS))
         if scan.state == "open" and not hopeless:
@@ -148,39 +171,48 @@ class ToolCallParser(ABC):
         return True
 
     def _give_out(self, scan: JsonObjectScan, pieces: list[Piece]) -> None:
-        """What is new of a call, once that is sure to be one."""
-        key = next((key for key in scan.keys if key in _ARGUMENTS), None)
-        if key is None or _NAME not in scan.values or not scan.value(key).startswith("{"):
+        """What is new of a call, once its name and the beginning of its arguments are there."""
+        arguments = _arguments_of(scan)
+        if arguments is None or _NAME not in scan.values:
             return
         if self._sent is None:
-            name = _name_of(scan) if self._valid else _checked_name(scan, key)
+            name = next((name for name in self._names if json.dumps(name) == scan.values[_NAME]), None)
             if name is None:
                 return
             pieces.append(ToolCallDelta(self.calls, id=f"call_{secrets.token_hex(12)}", name=name))
             self.calls += 1
             self._sent = 0
-        arguments = scan.value(key)[self._sent :]
-        if arguments:
-            pieces.append(ToolCallDelta(self.calls - 1, arguments))
-            self._sent += len(arguments)
+        if len(arguments) > self._sent:
+            pieces.append(ToolCallDelta(self.calls - 1, arguments[self._sent :]))
+            self._sent = len(arguments)
+
+    def _may_be_call(self, scan: JsonObjectScan) -> bool:
+        """An object that is not whole would be a call of an offered tool, for all that can be seen of it."""
+        if _NAME not in scan.keys:
+            return bool(self._before.strip())
+        key = next((key for key in scan.keys if key in _ARGUMENTS), None)
+        value = "" if key is None else scan.value(key)
+        return any(json.dumps(name).startswith(scan.value(_NAME).strip()) for name in self._names) and (
+            value.startswith("{") or "null".startswith(value)
+        )
 
 
 class HermesParser(ToolCallParser):
     """Calls in tags, anywhere in an answer."""
 
+    opening = HERMES.trigger
     closing = "</tool_call>"
-    _opening = HERMES.trigger
 
     def _find_object(self, pieces: list[Piece]) -> bool:
-        at = self._pending.find(self._opening)
-        content = self._pending[: cut_tag_start(self._pending, self._opening) if at < 0 else at].rstrip()
+        at = self._pending.find(self.opening)
+        content = self._pending[: cut_tag_start(self._pending, self.opening) if at < 0 else at].rstrip()
         if content:
             pieces.append(content)
             self._pending = self._pending[len(content) :]
             at -= len(content)
         if at < 0:
             return False
-        inside = at + len(self._opening)
+        inside = at + len(self.opening)
         body = self._pending[inside:].lstrip()
         if body.startswith("{"):
             return self._start_object(len(self._pending) - len(body))
@@ -193,13 +225,14 @@ class HermesParser(ToolCallParser):
 class LlamaParser(ToolCallParser):
     """Calls from the beginning of an answer on; one that begins otherwise has none."""
 
+    opening = "<|python_tag|>"
     closing = ";"
 
     def _find_object(self, pieces: list[Piece]) -> bool:
-        body = self._pending.lstrip().removeprefix(_PYTHON_TAG).lstrip()
+        body = self._pending.lstrip().removeprefix(self.opening).lstrip()
         if body.startswith("{") and not self._refused:
             return self._start_object(len(self._pending) - len(body))
-        if _PYTHON_TAG.startswith(body) and not self._refused:
+        if self.opening.startswith(body) and not self._refused:
             return False
         self._refused = True
         pieces.append(self._pending)
@@ -210,21 +243,24 @@ class LlamaParser(ToolCallParser):
 PARSERS: dict[ToolFormat, type[ToolCallParser]] = {HERMES: HermesParser, LLAMA: LlamaParser}
 
 
-def _name_of(scan: JsonObjectScan) -> str | None:
-    try:
-        name = json.loads(scan.values[_NAME])
-    except ValueError:
-        return None
-    return name if isinstance(name, str) and FUNCTION_NAME.fullmatch(name) else None
+def _arguments_of(scan: JsonObjectScan) -> str | None:
+    """The text of a call's arguments as far as it goes; None before it begins."""
+    key = next((key for key in scan.keys if key in _ARGUMENTS), None)
+    if key is None:
+        return "{}" if scan.state == "closed" and set(scan.keys) <= set(_CALL_KEYS) else None
+    value = scan.value(key)
+    if value == "null" and key in scan.values:
+        return "{}"
+    return value if value.startswith("{") else None
 
 
-def _checked_name(scan: JsonObjectScan, key: str) -> str | None:
-    """The name of a call whose whole text is JSON."""
+def _is_call(text: str) -> bool:
+    """A whole object that is JSON."""
     try:
-        call = json.loads(scan.text, parse_constant=_refuse_constant)
+        json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
-        return None
-    return _name_of(scan) if isinstance(call.get(key), dict) else None
+        return False
+    return True
 
 
 def _refuse_constant(constant: str) -> NoReturn:

@@ -41,9 +41,10 @@ def test_the_first_token_is_there_once(tokenizer: PreTrainedTokenizerFast) -> No
 
 
 def test_template_arguments_may_have_any_name(tokenizer: PreTrainedTokenizerFast) -> None:
-    tokenizer.chat_template = "{{ where }} {{ tokenizer }}"
-    ids = encode_conversation(tokenizer, MESSAGES, "x", add_generation_prompt=True, where="oak", tokenizer="hare")
-    assert tokenizer.decode(ids) == "oak hare"
+    tokenizer.chat_template = "{{ where }} {{ tokenizer }} {{ template }}{{ messages[0].content }}"
+    names = {"where": "oak", "tokenizer": "hare", "self": "x", "template": "fox ", "render": "x", "variables": "x"}
+    ids = encode_conversation(tokenizer, MESSAGES[:1], "x", add_generation_prompt=True, **names)
+    assert tokenizer.decode(ids) == "oak hare fox Copy: oak café."
 
 
 def test_refusals_name_the_place(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf import GGUFWriter
 from transformers import AutoTokenizer, GenerationConfig
 
+from dflash_trt.checkpoint.encoding import template_of
 from dflash_trt.checkpoint.tokenizer import save_tokenizer
 from dflash_trt.errors import UserError
 
@@ -69,12 +72,93 @@ def copy_with(saved: Path, directory: Path, template: Any) -> Path:
     return directory
 
 
-@pytest.mark.parametrize(
-    "template", ["{{ x }}", [{"name": "tools", "template": ""}, {"name": "default", "template": "{{ x }}"}]]
-)
-def test_takes_the_template_out_of_an_old_config(saved: Path, tmp_path: Path, template: Any) -> None:
-    save_tokenizer(copy_with(saved, tmp_path / "old", template), tmp_path / "new")
+def test_takes_the_template_out_of_an_old_config(saved: Path, tmp_path: Path) -> None:
+    save_tokenizer(copy_with(saved, tmp_path / "old", "{{ x }}"), tmp_path / "new")
     assert (tmp_path / "new" / "chat_template.jinja").read_text() == "{{ x }}"
+
+
+NAMED = {"default": "plain", "tool_use": "tools é", "rag-2.1": "documents"}
+
+
+def with_named_templates(saved: Path, directory: Path, kind: str) -> Path:
+    """A checkpoint of several templates, in each place where there may be some."""
+    if kind == "list":
+        copy_with(saved, directory, [{"name": name, "template": NAMED[name]} for name in sorted(NAMED, reverse=True)])
+        shutil.copy(saved / "tokenizer.json", directory)
+        return directory
+    if kind == "files":
+        shutil.copytree(saved, directory)
+        (directory / "chat_template.jinja").write_text(NAMED["default"])
+        (directory / "additional_chat_templates").mkdir()
+        for name in NAMED.keys() - {"default"}:
+            (directory / f"additional_chat_templates/{name}.jinja").write_text(NAMED[name], encoding="utf-8")
+        return directory
+    keys = {f"tokenizer.chat_template.{name}".removesuffix(".default"): text for name, text in NAMED.items()}
+    return gguf_of(directory.with_suffix(".gguf"), **keys)
+
+
+def gguf_of(path: Path, **templates: str) -> Path:
+    writer = GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(["a", "b", "ab"])
+    writer.add_token_types([1, 1, 1])
+    writer.add_token_merges(["a b"])
+    for key, template in templates.items():
+        writer.add_string(key, template)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("kind", ["list", "files", "gguf"])
+def test_named_templates_are_those_that_transformers_reads(saved: Path, tmp_path: Path, kind: str) -> None:
+    """And they are copied on as they are."""
+    source = with_named_templates(saved, tmp_path / "source", kind)
+    save_tokenizer(source, tmp_path / "new")
+    save_tokenizer(tmp_path / "new", tmp_path / "again")
+    for directory in ("new", "again"):
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / directory, local_files_only=True)
+        assert tokenizer.chat_template == NAMED
+        assert (template_of(tokenizer, tools=False), template_of(tokenizer, tools=True)) == ("plain", "tools é")
+    if kind != "gguf":
+        assert AutoTokenizer.from_pretrained(source, local_files_only=True).chat_template == NAMED
+
+
+def test_files_of_templates_come_before_the_config(saved: Path, tmp_path: Path) -> None:
+    source = with_named_templates(saved, tmp_path / "source", "list")
+    (source / "chat_template.jinja").write_text("new")
+    save_tokenizer(source, tmp_path / "new")
+    for directory in (source, tmp_path / "new"):
+        assert AutoTokenizer.from_pretrained(directory, local_files_only=True).chat_template == "new"
+
+
+@pytest.mark.parametrize(
+    ("templates", "refusal"),
+    [
+        ([{"name": "tools", "template": ""}], "names 1 templates, none of them default"),
+        ([{"name": "../x", "template": ""}], r"a chat template is called '\.\./x'"),
+        ([{"name": "default"}], "chat_template must be a text, or list"),
+        (["default"], "chat_template must be a text, or list"),
+        (5, "chat_template"),
+    ],
+)
+def test_refuses_templates(saved: Path, tmp_path: Path, templates: Any, refusal: str) -> None:
+    with pytest.raises(UserError, match=rf"tokenizer_config\.json: .*{refusal}"):
+        save_tokenizer(copy_with(saved, tmp_path / "old", templates), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_refuses_templates_without_a_default(saved: Path, tmp_path: Path) -> None:
+    source = with_named_templates(saved, tmp_path / "source", "files")
+    (source / "chat_template.jinja").unlink()
+    with pytest.raises(UserError, match=r"chat_template\.jinja: no such file, beside additional_chat_templates"):
+        save_tokenizer(source, tmp_path / "new")
+    file = gguf_of(tmp_path / "x.gguf", **{"tokenizer.chat_template.tool_use": "x"})
+    with pytest.raises(UserError, match=r"tokenizer\.chat_template"):
+        save_tokenizer(file, tmp_path / "new")
 
 
 def test_no_template(saved: Path, tmp_path: Path) -> None:
@@ -92,6 +176,3 @@ def test_end_tokens_of_the_config(saved: Path, tmp_path: Path) -> None:
 def test_refuses(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"tokenizer\.json: no such file; write it with transformers\.AutoTokenizer"):
         save_tokenizer(tmp_path, tmp_path / "new")
-    source = copy_with(saved, tmp_path / "old", [{"name": "tools", "template": ""}])
-    with pytest.raises(UserError, match=r"tokenizer_config\.json: chat_template names 1 templates"):
-        save_tokenizer(source, tmp_path / "new")

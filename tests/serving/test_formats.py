@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 import pytest
@@ -25,17 +26,27 @@ FRAGMENTS = [
 texts = st.lists(st.sampled_from(FRAGMENTS), max_size=12).map("".join)
 
 
-def parser(tools: ToolFormat | None, *, thinks: bool = True, valid: bool = False) -> AnswerParser:
-    calls = None if tools is None else PARSERS[tools](valid=valid)
+NAMES = ("f", "g", "h")
+
+
+def parser(
+    tools: ToolFormat | None,
+    names: Collection[str] = NAMES,
+    *,
+    thinks: bool = True,
+    required: bool = False,
+    valid: bool = False,
+) -> AnswerParser:
+    calls = None if tools is None else PARSERS[tools](names, required=required, valid=valid)
     return AnswerParser(ReasoningParser("possible" if thinks else "none"), calls)
 
 
-def parse(parser: AnswerParser, *pieces: str) -> tuple[str, str, list[tuple[str, str]]]:
+def parse(parser: AnswerParser, *pieces: str, cut: bool = False) -> tuple[str, str, list[tuple[str, str]]]:
     """Reasoning, content, and names and arguments of calls."""
     answer = ParsedAnswer()
     for piece in pieces:
         answer.add(parser.push(piece))
-    answer.add(parser.finish())
+    answer.add(parser.finish(cut=cut))
     assert parser.called == bool(answer.tool_calls)
     assert len({call["id"] for call in answer.tool_calls}) == len(answer.tool_calls)
     functions = [call["function"] for call in answer.tool_calls]
@@ -50,22 +61,24 @@ def cut_texts(draw: st.DrawFn) -> tuple[str, list[str]]:
 
 
 @pytest.mark.parametrize("valid", [False, True])
+@pytest.mark.parametrize("cut", [False, True])
 @pytest.mark.parametrize("tools", [None, HERMES, LLAMA])
-@given(cut=cut_texts())
-def test_cuts_change_nothing(tools: ToolFormat | None, valid: bool, cut: tuple[str, list[str]]) -> None:
-    text, pieces = cut
-    whole = parse(parser(tools, valid=valid), text)
-    assert parse(parser(tools, valid=valid), *pieces) == whole
-    assert parse(parser(tools, valid=valid), *text) == whole
+@given(pieces=cut_texts())
+def test_pieces_change_nothing(tools: ToolFormat | None, cut: bool, valid: bool, pieces: tuple[str, list[str]]) -> None:
+    text, several = pieces
+    whole = parse(parser(tools, valid=valid), text, cut=cut)
+    assert parse(parser(tools, valid=valid), *several, cut=cut) == whole
+    assert parse(parser(tools, valid=valid), *text, cut=cut) == whole
 
 
 @pytest.mark.parametrize("tools", [HERMES, LLAMA])
 @given(text=texts)
 def test_what_is_no_call_is_content_and_calls_are_json(tools: ToolFormat, text: str) -> None:
     _, content, calls = parse(parser(tools, thinks=False), text)
-    for _, arguments in calls:
+    for name, arguments in calls:
+        assert name in NAMES
         assert isinstance(json.loads(arguments), dict)
-        assert arguments in text
+        assert arguments in text or arguments == "{}"
     if not calls:
         assert content == text
     rest = iter(text)
@@ -103,8 +116,9 @@ def test_calls_come_back_as_they_were_written(
 ) -> None:
     written = [(name, json.dumps(arguments, ensure_ascii=len(name) % 2 == 0)) for name, arguments in calls]
     text = tools.separator.join(tools.begin + name + tools.middle + text + tools.end for name, text in written)
-    assert parse(parser(tools, valid=valid), text) == ("", "", written)
-    assert parse(parser(tools, valid=valid), *f"<think>hm</think>\n\n{text}") == ("hm", "", written)
+    names = [name for name, _ in calls]
+    assert parse(parser(tools, names, valid=valid), text) == ("", "", written)
+    assert parse(parser(tools, names, valid=valid), *f"<think>hm</think>\n\n{text}") == ("hm", "", written)
 
 
 def test_a_call_that_a_grammar_holds_comes_as_it_is_written() -> None:
@@ -120,9 +134,41 @@ def test_a_call_that_a_grammar_holds_comes_as_it_is_written() -> None:
             "function": {"name": "f", "arguments": ""},
         }
         assert deltas[1].to_dict() == {"index": 0, "function": {"arguments": "{"}}
-        cut = tools.begin + "f" + tools.middle + '{"city": "Ro'
-        assert parse(parser(tools, valid=True), cut) == ("", "", [("f", '{"city": "Ro')])
-        assert parse(parser(tools), cut) == ("", cut, [])
+
+
+@pytest.mark.parametrize("valid", [False, True])
+@pytest.mark.parametrize("tools", [HERMES, LLAMA])
+def test_a_call_that_is_cut(tools: ToolFormat, valid: bool) -> None:
+    """It is a call from where its arguments begin on, and before that no content; wherever it is cut."""
+    whole = tools.begin + "weather" + tools.middle + '{"city": "Rome"}'
+    arguments = len(tools.begin + "weather" + tools.middle)
+    for end in range(whole.index('"name": ') + 9, len(whole) + 1):
+        calls = [("weather", whole[arguments:end])] if end > arguments else []
+        assert parse(parser(tools, ["rain", "weather"], valid=valid), whole[:end], cut=True) == ("", "", calls)
+        other = parse(parser(tools, ["rain"], valid=valid, thinks=False), whole[:end], cut=True)
+        name = whole.index("weather")
+        assert other == (("", "", []) if end <= name else ("", whole[:end], []))
+    for end in range(arguments):
+        only = parser(tools, ["weather"], required=True, valid=valid, thinks=False)
+        assert parse(only, whole[:end], cut=True) == ("", "", [])
+    assert parse(parser(tools), "so <", cut=True) == ("", "so <", [])
+    tag = PARSERS[tools].opening
+    assert parse(parser(tools), f"{tag}\n", cut=True) == ("", "", [])
+    assert parse(parser(tools), f"{tag}\n") == ("", f"{tag}\n", [])
+
+
+def test_a_closing_tag_that_is_cut() -> None:
+    text = CALL.removesuffix("call>")
+    assert parse(parser(HERMES), text, cut=True)[1:] == ("", [("f", '{"a": "}\\"</tool_call>"}')])
+
+
+@pytest.mark.parametrize("valid", [False, True])
+@pytest.mark.parametrize("inside", ['"name": "f"', '"name": "f", "type": "function"', '"name": "f", "arguments": null'])
+@pytest.mark.parametrize("tools", [HERMES, LLAMA])
+def test_a_call_without_arguments(tools: ToolFormat, inside: str, valid: bool) -> None:
+    text = "<tool_call>{" + inside + "}</tool_call>" if tools is HERMES else "{" + inside + "}"
+    assert parse(parser(tools, valid=valid), text) == ("", "", [("f", "{}")])
+    assert parse(parser(tools, ["g"], valid=valid), text) == ("", text, [])
 
 
 @pytest.mark.parametrize(
@@ -134,7 +180,9 @@ def test_a_call_that_a_grammar_holds_comes_as_it_is_written() -> None:
         ('<tool_call>\n{"name": "f", "arguments": {"a": 1}\n</tool_call>', None, 0),
         ('<tool_call>\n{"name": "f", "arguments": {"a": "line\nline"}}\n</tool_call>', None, 0),
         ('<tool_call>\n{"name": "f", "arguments": "none"}\n</tool_call>', None, 0),
-        ('<tool_call>\n{"name": "f"}\n</tool_call>', None, 0),
+        ('<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>', None, 0),
+        ('<tool_call>\n{"name": "f", "born": 1815}\n</tool_call>', None, 0),
+        ('<tool_call>\n{"name": ["f"], "arguments": {}}\n</tool_call>', None, 0),
         ('<tool_call>\n{"name": "\\ud800", "arguments": {}}\n</tool_call>', None, 0),
         ("<tool_call>\nf(1)\n</tool_call>", None, 0),
         (f'<tool_call>\n{{"name": "f", \n</tool_call>\n{CALL}', '<tool_call>\n{"name": "f", \n</tool_call>', 1),
@@ -158,6 +206,8 @@ def test_tagged_calls(text: str, content: str | None, calls: int) -> None:
         ('{"name": "f", "parameters": {}};\n Done.', "Done.", ["f"]),
         ('{"answer": {"name": "f", "parameters": {}}}', None, []),
         ('{"name": "Ada", "born": 1815}', None, []),
+        ('{"name": "Ada"}', None, []),
+        ('{"name": "Ada", "parameters": {}}', None, []),
         ('{"name": "f", "parameters": {"a": 1}', None, []),
         ('See: {"name": "f", "parameters": {}}', None, []),
         ('<|python_tag|>print("hi")', None, []),

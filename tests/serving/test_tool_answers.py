@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dflash_trt.checkpoint.tokenizer import load_tokenizer
 from dflash_trt.runtime.llm import LLM
-from tests.conftest import TINY, build_pair
+from tests.conftest import TINY
 from tests.serving.running_server import MESSAGES, RunningServer, running
 from tests.serving.templates import LLAMA3, QWEN3
 
@@ -39,19 +39,9 @@ SAMPLED: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "temperature":
 QUIET: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": False}}
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("tools") / "engine"
-    build_pair(directory, TINY / "target", TINY / "drafter", max_seq_len=1024, max_num_tokens=64)
-    return directory
-
-
 @pytest.fixture(scope="module", params=[QWEN3, LLAMA3], ids=["qwen3", "llama3"])
-def server(engine: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Any]:
-    directory = tmp_path_factory.mktemp("templated") / "engine"
-    shutil.copytree(engine, directory)
-    (directory / "chat_template.jinja").write_text(request.param)
-    with running(LLM(directory, device="cpu")) as server:
+def server(templated: Callable[[str], Path], request: pytest.FixtureRequest) -> Iterator[RunningServer]:
+    with running(LLM(templated(request.param), device="cpu")) as server:
         yield server
 
 
@@ -186,9 +176,11 @@ def test_a_form_is_answered_in_content(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize("server", [QWEN3], indirect=True, ids=["qwen3"])
-def test_thinking_is_kept_apart(server: RunningServer, engine: Path) -> None:
+def test_thinking_is_kept_apart(server: RunningServer) -> None:
     """A form may come after thinking; a bias against how the form begins has the model think, to the last token."""
-    opening = {str(token): -100 for text, token in LLM(engine).tokenizer.get_vocab().items() if text.startswith("{")}
+    opening = {
+        str(token): -100 for text, token in load_tokenizer(TINY / "target").get_vocab().items() if text.startswith("{")
+    }
     form = {"type": "json_schema", "json_schema": {"name": "rain", "schema": RAIN}}
     body: dict[str, Any] = {**SAMPLED, "max_tokens": 40, "response_format": form, "logit_bias": opening}
     message = server.post("/v1/chat/completions", **body).json()["choices"][0]["message"]

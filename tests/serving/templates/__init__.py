@@ -1,7 +1,8 @@
-"""Chat templates that tests render."""
+"""Chat templates that tests render, one of each kind that models have."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-QWEN3, LLAMA3 = ((Path(__file__).parent / f"{name}.jinja").read_text() for name in ("qwen3", "llama3"))
+TEMPLATES = {path.stem: path.read_text() for path in sorted(Path(__file__).parent.glob("*.jinja"))}
+QWEN3, LLAMA3 = TEMPLATES["qwen3"], TEMPLATES["llama3"]
