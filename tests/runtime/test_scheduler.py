@@ -22,7 +22,7 @@ STOP = {1, 2, 3, 4, 5}
 class Silent:
     """Detokenizes to nothing."""
 
-    text, stopped = "", False
+    text, length, stopped = "", 0, False
 
     def push(self, token: int) -> str:
         return ""
