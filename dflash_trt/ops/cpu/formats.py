@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from dflash_trt.ops.cpu.kernel import F32, I8, I16, I32, Emitter, Value
-from dflash_trt.ops.cpu.vector import WIDTH, half_to_float, load, picked, splat, vector
+from dflash_trt.ops.cpu.vector import WIDTH, float_to_half, half_to_float, load, picked, splat, store, vector
 
 E4M3_EXPONENT = -8
 """Kernels read e4m3 as float16 with its bits in the upper places: 2^-8 times the value, subnormals included."""
@@ -33,6 +33,10 @@ class FloatRow:
         """See `Row`."""
         return load(e, e.at(self.address, start, 4), F32, mask)
 
+    def write(self, e: Emitter, start: Value, value: Value, mask: Value | None = None) -> None:
+        """Store 16 numbers from `start` on, or those that a mask has, rounded to the nearest."""
+        store(e, value, e.at(self.address, start, 4), mask)
+
 
 @dataclass(frozen=True)
 class BFloat16Row:
@@ -45,6 +49,15 @@ class BFloat16Row:
         bits = e.b.zext(load(e, e.at(self.address, start, 2), I16, mask), vector(I32))
         return e.b.bitcast(e.b.shl(bits, splat(e, I32(16))), vector(F32))
 
+    def write(self, e: Emitter, start: Value, value: Value, mask: Value | None = None) -> None:
+        """See `FloatRow`."""
+        bits = e.b.bitcast(value, vector(I32))
+        odd = e.b.and_(e.b.lshr(bits, splat(e, I32(16))), splat(e, I32(1)))
+        rounded = e.b.add(bits, e.b.add(odd, splat(e, I32(0x7FFF))))
+        bits = e.b.select(e.b.fcmp_unordered("uno", value, value), splat(e, I32(0x7FC00000)), rounded)
+        upper = e.b.trunc(e.b.lshr(bits, splat(e, I32(16))), vector(I16))
+        store(e, upper, e.at(self.address, start, 2), mask)
+
 
 @dataclass(frozen=True)
 class Float16Row:
@@ -56,16 +69,33 @@ class Float16Row:
         """See `Row`."""
         return half_to_float(e, load(e, e.at(self.address, start, 2), I16, mask))
 
+    def write(self, e: Emitter, start: Value, value: Value, mask: Value | None = None) -> None:
+        """See `FloatRow`."""
+        store(e, float_to_half(e, value), e.at(self.address, start, 2), mask)
+
 
 @dataclass(frozen=True)
 class E4M3Row:
-    """FP8, times 2^`E4M3_EXPONENT`."""
+    """FP8 whose codes are all numbers, times 2^`E4M3_EXPONENT`."""
 
     address: Value
 
     def read(self, e: Emitter, start: Value, mask: Value | None = None) -> Value:
         """See `Row`."""
         return e4m3_to_float(e, load(e, e.at(self.address, start), I8, mask))
+
+
+@dataclass(frozen=True)
+class CachedE4M3Row:
+    """FP8 that may be NaN, times 2^`E4M3_EXPONENT`."""
+
+    address: Value
+
+    def read(self, e: Emitter, start: Value, mask: Value | None = None) -> Value:
+        """See `Row`."""
+        codes = load(e, e.at(self.address, start), I8, mask)
+        is_nan = e.b.icmp_signed("==", e.b.and_(codes, splat(e, I8(0x7F))), splat(e, I8(0x7F)))
+        return e.b.select(is_nan, splat(e, F32(float("nan"))), e4m3_to_float(e, codes))
 
 
 @dataclass(frozen=True)
@@ -96,10 +126,9 @@ def e4m3_to_float(e: Emitter, codes: Value) -> Value:
     return half_to_float(e, e.b.and_(bits, splat(e, I16(~(1 << 14)), count)))
 
 
-ROWS: dict[torch.dtype, type[FloatRow | BFloat16Row | Float16Row | E4M3Row]] = {
+FLOATS: dict[torch.dtype, type[FloatRow | BFloat16Row | Float16Row]] = {
     torch.float32: FloatRow,
     torch.bfloat16: BFloat16Row,
     torch.float16: Float16Row,
-    torch.float8_e4m3fn: E4M3Row,
 }
-"""Of each type that stands for itself."""
+"""Types that kernels read and write."""

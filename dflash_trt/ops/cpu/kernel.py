@@ -7,6 +7,7 @@ machine whatever the shape of a pass. Compiling one takes a fraction of a second
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -148,15 +149,16 @@ def compiled(write: Callable[[Emitter], None], name: str) -> Kernel:
     engine = llvm.create_mcjit_compiler(module, machine)
     engine.finalize_object()
     address = engine.get_function_address(name)
-    alone = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+    alone = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(address)
     parallel = _openmp_parallel()
 
     def run(threads: int, *arguments: int) -> None:
-        block = (ctypes.c_int64 * (2 + len(arguments)))(0, 0, *arguments)
+        # Fresh memory that nothing else knows of, into which the kernel counts; a ctypes array takes three times as long.
+        block = struct.pack(f"{2 + len(arguments)}q", 0, 0, *arguments)
         if threads == 1 or parallel is None:
-            alone(ctypes.addressof(block))
+            alone(block)
         else:
-            parallel(address, ctypes.addressof(block), threads, 0)
+            parallel(address, block, threads, 0)
 
     run.engine = engine  # type: ignore[attr-defined]  # which owns the code
     return run
@@ -178,6 +180,6 @@ def _openmp_parallel() -> Any:
         parallel = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")).GOMP_parallel
     except (OSError, AttributeError):
         return None
-    parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    parallel.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint]
     parallel.restype = None
     return parallel

@@ -14,7 +14,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from dflash_trt.ops.cpu.formats import E2M1_EXPONENT, E4M3_EXPONENT, ROWS, FloatRow, NVFP4Row, Row
+from dflash_trt.ops.cpu.formats import E2M1_EXPONENT, E4M3_EXPONENT, FLOATS, E4M3Row, FloatRow, NVFP4Row, Row
 from dflash_trt.ops.cpu.kernel import F32, Emitter, Kernel, Value, compiled
 from dflash_trt.ops.cpu.vector import (
     WIDTH,
@@ -128,7 +128,7 @@ class _Linear:
         address = self.e.at(self.weight, self.e.b.mul(n, self.stride))
         if self.kind == _NVFP4:
             return NVFP4Row(address, self.e.at(self.scales, self.e.b.mul(n, self.scale_stride)))
-        return ROWS[self.kind](address)  # type: ignore[index]
+        return E4M3Row(address) if self.kind == torch.float8_e4m3fn else FLOATS[self.kind](address)  # type: ignore[index]
 
     def _many(self, first: Value, end: Value, scratch_row: Value) -> None:
         """All rows of x, with weights decoded once for all of them."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import platform
-from collections.abc import Sequence
-from functools import cache
+from collections.abc import Iterator, Sequence
+from functools import cache, reduce
 
 import llvmlite.binding as llvm
 from llvmlite import ir
 
-from dflash_trt.ops.cpu.kernel import F16, F32, I8, I16, I32, I64, Emitter, Value
+from dflash_trt.ops.cpu.kernel import F16, F32, I1, I8, I16, I32, I64, Emitter, Value
 
 WIDTH = 16
 """Numbers that kernels load, decode and store at once; a block of NVFP4."""
@@ -74,7 +75,22 @@ def total(e: Emitter, x: Value) -> Value:
 
 def maximum(e: Emitter, x: Value) -> Value:
     """The largest of a vector, or NaN where it holds one."""
-    return _folded(e, x, lambda a, b: e.call(f"llvm.maximum.v{a.type.count}f32", a, b))
+    return _folded(e, x, lambda a, b: larger_of(e, (a, b)))
+
+
+def larger_of(e: Emitter, vectors: Sequence[Value]) -> Value:
+    """The larger of some vectors, place by place, or NaN where one of them is."""
+    return reduce(lambda a, b: e.call(f"llvm.maximum.v{a.type.count}f32", a, b), vectors)
+
+
+def chunks(e: Emitter, size: int) -> Iterator[tuple[Value, Value | None]]:
+    """Starts of `WIDTH` of `size` numbers, and which of them there are where not all."""
+    whole = size // WIDTH * WIDTH
+    if whole:
+        with e.loop(e.i64(0), e.i64(whole), e.i64(WIDTH)) as start:
+            yield start, None
+    if size > whole:
+        yield e.i64(whole), ir.Constant(vector(I1), [int(place < size - whole) for place in range(WIDTH)])
 
 
 def _folded(e: Emitter, x: Value, join: object) -> Value:
@@ -112,3 +128,40 @@ def half_to_float(e: Emitter, bits: Value) -> Value:
     """Bits of float16 to float32, exactly."""
     count = bits.type.count
     return e.b.fpext(e.b.bitcast(bits, vector(F16, count)), vector(F32, count))
+
+
+def float_to_half(e: Emitter, value: Value) -> Value:
+    """Bits of the nearest float16."""
+    return e.b.bitcast(e.b.fptrunc(value, vector(F16, value.type.count)), vector(I16, value.type.count))
+
+
+_ROUNDING = 1.5 * 2.0**23
+"""What is added to it is rounded to an integer, which its lower bits then hold."""
+_LN2_HIGH, _LN2_LOW = 0.693359375, -2.12194440e-4
+_LEAST, _GREATEST = -87.0, 89.0
+"""Where exp underflows and overflows, nearly."""
+_EXP = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+"""(e^r - 1 - r) / r^2 for |r| <= ln(2) / 2, highest power first: the polynomial of Cephes' expf."""
+
+
+def exp(e: Emitter, x: Value) -> Value:
+    """e^x to about a unit in the last place; zero below -87."""
+
+    def constant(value: float) -> Value:
+        return splat(e, F32(value), x.type.count)
+
+    is_zero = e.b.fcmp_ordered("<", x, constant(_LEAST))
+    x = e.b.select(is_zero, constant(_LEAST), x)
+    x = e.b.select(e.b.fcmp_ordered(">", x, constant(_GREATEST)), constant(_GREATEST), x)
+    rounded = fma(e, x, constant(math.log2(math.e)), constant(_ROUNDING))
+    power = e.b.fsub(rounded, constant(_ROUNDING))
+    r = fma(e, power, constant(-_LN2_HIGH), x)
+    r = fma(e, power, constant(-_LN2_LOW), r)
+    value = constant(_EXP[0])
+    for coefficient in _EXP[1:]:
+        value = fma(e, value, r, constant(coefficient))
+    value = fma(e, value, e.b.fmul(r, r), e.b.fadd(r, constant(1.0)))
+    ints = vector(I32, x.type.count)
+    exponent = e.b.add(e.b.bitcast(rounded, ints), splat(e, I32(127), x.type.count))
+    scale = e.b.bitcast(e.b.shl(exponent, splat(e, I32(23), x.type.count)), x.type)
+    return e.b.select(is_zero, constant(0.0), e.b.fmul(value, scale))
