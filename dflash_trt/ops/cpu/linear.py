@@ -41,12 +41,13 @@ _M, _N, _K, _X, _WEIGHT, _STRIDE, _SCALES, _SCALE_STRIDE, _OUT, _SCRATCH, _STEP,
 
 
 def linear(x: Tensor, weight: Tensor | FP8Tensor | NVFP4Tensor, input_scale: Tensor | None = None) -> Tensor:
-    """Sums in float32 [M, N] of x [M, K], contiguous float32, and a contiguous weight.
+    """Sums in float32 [..., N] of x [..., K], float32, and a contiguous weight.
 
     Args:
         input_scale: what sums are multiplied by beside the weight's own scale: float32 scalar.
     """
-    rows, features = x.shape
+    x = x.contiguous()
+    features = x.shape[-1]
     scales = factor = None
     held: Tensor
     kind: torch.dtype | str
@@ -56,8 +57,9 @@ def linear(x: Tensor, weight: Tensor | FP8Tensor | NVFP4Tensor, input_scale: Ten
         kind, (held, factor) = weight.weight.dtype, weight
     else:
         kind, held = weight.dtype, weight
-    out_features = len(held)
-    out = torch.empty(rows, out_features)
+    out_features = held.shape[0]
+    out = torch.empty(*x.shape[:-1], out_features)
+    rows = x.numel() // features
     threads = 1 if out_features * features < _SMALL else torch.get_num_threads()
     step = _UNIT if _UNIT * features * 4 <= _UNIT_BYTES else _UNIT // 2
     decodes = rows > 1 and kind != torch.float32

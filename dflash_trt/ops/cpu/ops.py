@@ -12,9 +12,10 @@ from dflash_trt.ops.cpu.activation import swiglu
 from dflash_trt.ops.cpu.attention import attention
 from dflash_trt.ops.cpu.linear import linear as linear_kernel
 from dflash_trt.ops.cpu.norm import rms_norm
+from dflash_trt.ops.cpu.rotary import rotary_embedding, write_cache
 from dflash_trt.ops.torch_ops import TorchOps
 from dflash_trt.quantization.fp8 import FP8Tensor, encode_fp8
-from dflash_trt.quantization.nvfp4 import NVFP4Tensor, fake_quantize_nvfp4
+from dflash_trt.quantization.nvfp4 import fake_quantize_nvfp4
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,16 @@ class CPUOps(TorchOps):
         weight, input_scale = linear.weight, linear.input_scale
         if input_scale is not None and self.ranks.size > 1:
             return super().linear(x, linear)
-        rows, scale = x.reshape(-1, x.shape[-1]).float(), None
-        if isinstance(weight, FP8Tensor) and input_scale is not None:
-            rows, scale = encode_fp8(rows, input_scale).float(), input_scale
-        elif isinstance(weight, NVFP4Tensor) and input_scale is not None:
-            rows = fake_quantize_nvfp4(rows, input_scale)
-        y = linear_kernel(rows.contiguous(), weight, scale)
-        y = y if linear.bias is None else y.add_(linear.bias)
-        return y.view(*x.shape[:-1], -1).to(x.dtype)
+        rows, scale = x if x.dtype == torch.float32 else x.float(), None
+        if input_scale is not None:
+            if isinstance(weight, FP8Tensor):
+                rows, scale = encode_fp8(rows, input_scale).float(), input_scale
+            else:
+                rows = fake_quantize_nvfp4(rows, input_scale)
+        y = linear_kernel(rows, weight, scale)
+        if linear.bias is not None:
+            y.add_(linear.bias)
+        return y if x.dtype == torch.float32 else y.to(x.dtype)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return rms_norm(x, weight, eps)
@@ -51,12 +54,22 @@ class CPUOps(TorchOps):
     def swiglu(self, gate: Tensor, up: Tensor) -> Tensor:
         return swiglu(gate, up)
 
+    def rotary_rows(self, table: RotaryTable, span: Span) -> RotaryTable:
+        """Both [B, T, d / 2]."""
+        return RotaryTable(table.cos[span.positions], table.sin[span.positions])
+
     def rotary_embedding(self, x: Tensor, rotary: RotaryTable) -> Tensor:
-        # A fused operation rounds once or twice, as its vectors happen to lie.
-        return (x * rotary.cos).add_(x.roll(x.shape[-1] // 2, dims=-1).mul_(rotary.sin))
+        return rotary_embedding(x, rotary)
+
+    def kv_cache_update(self, cache: LayerCache, keys: Tensor, values: Tensor, span: Span) -> LayerCache:
+        if cache.key_scale is not None:
+            return super().kv_cache_update(cache, keys, values, span)
+        write_cache(cache, keys, values, span)
+        return cache
 
     def attention_mask(self, span: Span, *, causal: bool, window: int | None) -> Visibility:  # type: ignore[override]
         return Visibility(causal, window)
 
     def attention(self, q: Tensor, cache: LayerCache, span: Span, mask: Visibility) -> Tensor:  # type: ignore[override]
-        return attention(q.float(), cache, span, causal=mask.causal, window=mask.window).to(q.dtype)
+        attended = attention(q.float(), cache, span, causal=mask.causal, window=mask.window)
+        return attended if q.dtype == torch.float32 else attended.to(q.dtype)
