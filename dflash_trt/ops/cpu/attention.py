@@ -1,8 +1,8 @@
 """Attention of rows over their slots of a cache, which is read where it lies.
 
-Keys are taken in tiles of 64 that begin at multiples of 64, one after another, with a running maximum and sum (FlashAttention
-calls it online softmax). A row's tiles follow from its own position, so its bits do not depend on other rows. Keys and
-values that a row does not see have no part in it.
+Keys are taken in tiles of 64 that begin at multiples of 64, one after another, with a running maximum and sum: the
+online softmax of FlashAttention. A row's tiles follow from its own position, so its bits do not depend on other rows.
+Keys and values that a row does not see have no part in it.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from dflash_trt.ops.cpu.vector import (
 )
 
 _TILE = 64
+"""Keys, which stay in a first-level cache for all rows of a unit."""
 _ROWS = 16
 """Of a sequence in a unit of work, which shares tiles of keys among them and their heads."""
 _KEYS = 8
@@ -38,7 +39,9 @@ _KEYS = 8
 _VALUES = 4
 """Vectors of `WIDTH` columns that are summed at once."""
 _UNLIMITED = 1 << 40
+"""A window past the end of any cache."""
 _SMALL = 1 << 15
+"""Products that one thread is done with before another one is awake; torch's own grain."""
 _LOCAL = threading.local()
 (
     _BATCH, _T, _GROUPS, _HEADS, _Q, _Q_BATCH, _Q_HEAD, _Q_ROW, _K, _V, _SLOT, _HEAD, _SLOTS, _POSITIONS, _CAUSAL,

@@ -153,7 +153,7 @@ def compiled(write: Callable[[Emitter], None], name: str) -> Kernel:
     parallel = _openmp_parallel()
 
     def run(threads: int, *arguments: int) -> None:
-        # Fresh memory that nothing else knows of, into which the kernel counts; a ctypes array takes three times as long.
+        # The kernel counts in it, and nothing else knows of it. A ctypes array takes five times as long to make.
         block = struct.pack(f"{2 + len(arguments)}q", 0, 0, *arguments)
         if threads == 1 or parallel is None:
             alone(block)
