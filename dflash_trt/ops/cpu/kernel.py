@@ -1,7 +1,7 @@
 """Kernels for CPUs: LLVM IR written vector by vector, compiled for the processor at hand, run on torch's threads.
 
 The IR says which numbers are added to which, and LLVM may not reorder them, so a kernel's sums have one order on a
-machine whatever the shape of a pass. Compiling one takes a fraction of a second, so none is stored.
+machine whatever the shape of a pass. Compiling one takes a fraction of a second, once on a machine.
 """
 
 from __future__ import annotations
@@ -14,9 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import llvmlite
 import llvmlite.binding as llvm
 import torch
 from llvmlite import ir
+
+from dflash_trt.ops.cpu.code_cache import code_file, read_code, write_code
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F16, F32 = ir.HalfType(), ir.FloatType()
@@ -139,15 +142,7 @@ def compiled(write: Callable[[Emitter], None], name: str) -> Kernel:
     """The kernel that `write` writes."""
     emitter = Emitter(name)
     write(emitter)
-    machine = _machine()
-    module = llvm.parse_assembly(emitter.finish())
-    module.triple = machine.triple
-    options = llvm.create_pipeline_tuning_options(speed_level=2)
-    options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
-    passes = llvm.create_pass_builder(machine, options)
-    passes.getModulePassManager().run(module, passes)
-    engine = llvm.create_mcjit_compiler(module, machine)
-    engine.finalize_object()
+    engine = _engine(emitter.finish())
     address = engine.get_function_address(name)
     alone = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(address)
     parallel = _openmp_parallel()
@@ -162,6 +157,25 @@ def compiled(write: Callable[[Emitter], None], name: str) -> Kernel:
 
     run.engine = engine  # type: ignore[attr-defined]  # which owns the code
     return run
+
+
+def _engine(text: str) -> Any:
+    """Machine code of some IR, from the user's cache where it is there."""
+    machine = _machine()
+    module = llvm.parse_assembly(text)
+    module.triple = machine.triple
+    version = f"llvmlite {llvmlite.__version__}, LLVM {llvm.llvm_version_info}"
+    file = code_file(text, version, machine.triple, llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
+    known = read_code(file)
+    if known is None:
+        options = llvm.create_pipeline_tuning_options(speed_level=2)
+        options.loop_vectorization = options.slp_vectorization = options.loop_unrolling = False
+        passes = llvm.create_pass_builder(machine, options)
+        passes.getModulePassManager().run(module, passes)
+    engine = llvm.create_mcjit_compiler(module, machine)
+    engine.set_object_cache(lambda _, code: write_code(file, code), lambda _: known)
+    engine.finalize_object()
+    return engine
 
 
 def _machine() -> Any:
