@@ -28,6 +28,8 @@ setup(
         "safetensors>=0.5",
         "gguf>=0.17",
         "numpy>=2.0",
+        # Kernels for CPUs.
+        "llvmlite>=0.47",
         "click>=8.1",
         "rich>=13",
         "pydantic>=2.9",

@@ -48,7 +48,7 @@ def build_pair(directory: Path, target: Path, drafter: Path, **options: object) 
 
 
 class Engines(dict[str, LLM]):
-    """Loaded float64 engines by name, each built when first asked for.
+    """Loaded engines by name, each built when first asked for; in float64, but for "tiny float32" and "tiny bfloat16".
 
     "llama" and "qwen3" are random pairs, whose checkpoints are in `root`/NAME/target and drafter; "tiny" is the trained
     pair. Those of `QUANTIZED` are random Llama pairs, the target quantized by ModelOpt.
@@ -60,9 +60,10 @@ class Engines(dict[str, LLM]):
 
     def __missing__(self, name: str) -> LLM:
         directory = self.root / name
-        if name == "tiny":
+        if name.startswith("tiny"):
+            dtype = name.partition(" ")[2] or "float64"
             self[name] = build_pair(
-                directory / "engine", TINY / "target", TINY / "drafter", max_seq_len=512, max_num_tokens=64
+                directory / "engine", TINY / "target", TINY / "drafter", dtype=dtype, max_seq_len=512, max_num_tokens=64
             )
         elif name in QUANTIZED:
             # Which imports ModelOpt, and that takes seconds.

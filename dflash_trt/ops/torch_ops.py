@@ -44,12 +44,6 @@ class TorchOps:
             return _fp8_linear(x, weight, linear)
         if isinstance(weight, NVFP4Tensor):
             return _nvfp4_linear(x, weight, linear)
-        rows = x.numel() // x.shape[-1]
-        if x.device.type == "cpu" and weight.shape[0] > _TALL and rows in _FEW_ROWS:
-            return _in_parts(x, torch.split(weight, _PART), linear.bias)
-        if x.device.type == "cpu" and x.dtype == torch.float32 and rows in _PADDED_ROWS:
-            padded = F.pad(x.reshape(rows, -1), (0, 0, 0, _PADDED_ROWS.stop - rows))
-            return F.linear(padded, weight, linear.bias)[:rows].view(*x.shape[:-1], -1)
         return F.linear(x, weight, linear.bias)
 
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -131,12 +125,6 @@ class TorchOps:
         return full
 
 
-_TALL = 8192
-_FEW_ROWS = range(4, 9)
-_PART = 512
-"""Of an unquantized vocabulary, rows that stay in cache: 1.2 to 1.7 times as fast for a block of 4 to 8 rows."""
-_PADDED_ROWS = range(9, 16)
-"""Of activations in float32, which take up to twice as long as sixteen."""
 _DECODED = 1 << 18
 """Numbers of a quantized weight that are decoded at once on a CPU: a few times as fast as all of a large one."""
 

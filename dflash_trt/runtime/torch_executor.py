@@ -11,8 +11,8 @@ from dflash_trt.models.decoder import DecoderLayer, LayerConfig
 from dflash_trt.models.pair import Caches, Pair
 from dflash_trt.models.sharding import kv_heads
 from dflash_trt.ops.base import LayerCache, Span
+from dflash_trt.ops.eager import eager_ops
 from dflash_trt.ops.ranks import ALONE, Ranks
-from dflash_trt.ops.torch_ops import TorchOps
 from dflash_trt.runtime.parallel_choice import choose_among_ranks, not_finite, verify_among_ranks
 from dflash_trt.runtime.sampling import Sampling, choose
 from dflash_trt.runtime.step import Step, Verified
@@ -34,11 +34,15 @@ class TorchExecutor:
         self.max_num_tokens = max_num_tokens
         self.block_size = pair.drafter.block_size
         quantization = pair.target.quantization
-        self._ops = TorchOps(
-            quantizes_activations=quantization is not None and quantization.quantizes_activations, ranks=ranks
+        norm = pair.target_weights.norm
+        self._ops = eager_ops(
+            norm.device,
+            norm.dtype,
+            quantizes_activations=quantization is not None and quantization.quantizes_activations,
+            ranks=ranks,
         )
         self._ranks = ranks
-        self._device = pair.target_weights.norm.device
+        self._device = norm.device
         self._caches = Caches(
             self._allocate(pair.target, pair.target_weights.layers),
             self._allocate(pair.drafter, pair.drafter_weights.layers),

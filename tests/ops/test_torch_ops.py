@@ -21,23 +21,6 @@ OPS = TorchOps()
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("rows", range(2, 11))
-def test_linear_of_a_vocabulary(rows: int, bias: bool) -> None:
-    """Taken in parts for some numbers of rows; 9,001 is no multiple of a part."""
-    x, weight = torch.randn(1, rows, 24, dtype=torch.float64), torch.randn(9001, 24, dtype=torch.float64)
-    linear = Linear(weight, torch.randn(9001, dtype=torch.float64) if bias else None)
-    torch.testing.assert_close(OPS.linear(x, linear), F.linear(x, weight, linear.bias))
-
-
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("shape", [(11,), (12,), (13, 1), (1, 15), (7, 2), (3, 5), (16,), (17,)])
-def test_linear_of_rows_that_are_padded(shape: tuple[int, ...], bias: bool) -> None:
-    x, weight = torch.randn(*shape, 24), torch.randn(40, 24)
-    linear = Linear(weight, torch.randn(40) if bias else None)
-    torch.testing.assert_close(OPS.linear(x, linear), F.linear(x, weight, linear.bias))
-
-
-@pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("algo", ["FP8", "NVFP4"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_linear_of_a_quantized_weight(dtype: torch.dtype, algo: str, bias: bool) -> None:
