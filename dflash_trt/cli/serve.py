@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from dflash_trt.cli.options import device, directory
+from dflash_trt.cli.options import device, directory, proposer
 from dflash_trt.errors import UserError
+
+if TYPE_CHECKING:
+    from dflash_trt.runtime.proposer import ProposerName
 
 
 @click.command()
@@ -52,6 +56,7 @@ from dflash_trt.errors import UserError
     help="Seconds for answers in flight to end after SIGTERM.",
 )
 @click.option("--vllm_metrics", is_flag=True, help="Give metrics under vLLM's names too.")
+@proposer
 @device
 def serve(
     engine_dir: Path,
@@ -67,6 +72,7 @@ def serve(
     max_body_size: int,
     drain_timeout: float,
     vllm_metrics: bool,
+    proposer: ProposerName,
     device: str | None,
 ) -> None:
     """Serve an engine by OpenAI's API until SIGTERM or Ctrl-C."""
@@ -90,7 +96,7 @@ def serve(
         vllm_metrics=vllm_metrics,
     )
     # Before the engine is loaded, which may take minutes.
-    with bind(host, port) as bound, LLM(engine_dir, device=device) as llm:
+    with bind(host, port) as bound, LLM(engine_dir, device=device, proposer=proposer) as llm:
         app = create_app(llm, settings)
         defaults = ", ".join(f"{name} {value}" for name, value in app.state.service.defaults.items())
         click.echo(f"where a request does not say: {defaults}", err=True)

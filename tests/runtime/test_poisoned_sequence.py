@@ -27,7 +27,7 @@ PARAMS = [
 def llm(llms: Engines, request: pytest.FixtureRequest) -> Iterator[LLM]:
     """The random pair, one of whose tokens has an embedding that is none."""
     llm = llms["llama"]
-    embedding = llm.executor.pair.target_weights.embedding  # type: ignore[attr-defined]
+    embedding = llm.executor.verifier.model.pair.target_weights.embedding  # type: ignore[attr-defined]
     sound = embedding[POISON].clone()
     embedding[POISON] = request.param
     yield llm
