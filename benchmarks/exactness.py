@@ -85,7 +85,7 @@ def rows(name: str, formats: str, llm: LLM, prompts: list[list[int]]) -> None:
     for temperature in (0.0, 1.0):
         plain = decoded(llm, prompts, temperature, 1, 1)
         for batch in (1, 8):
-            speculative = decoded(llm, prompts, temperature, batch, llm.executor.block_size)
+            speculative = decoded(llm, prompts, temperature, batch, llm.executor.max_window)
             pairs = [compared(left, right) for left, right in zip(plain, speculative, strict=True)]
             tokens, differences = (sum(counts) for counts in zip(*pairs, strict=True))
             click.echo(
@@ -127,7 +127,7 @@ def main(threads: int, narrow_sums: bool, smollm2_prompts: int, tiny_prompts: in
                         continue  # minutes a prompt on a CPU
                     llm = engine(name, formats, dtype, Path(directory) / f"{name}-{formats}-{dtype}")
                     if narrow_sums:
-                        llm.executor._ops = torch_ops.TorchOps()
+                        llm.executor.verifier.model.ops = torch_ops.TorchOps()
                     rows(name, formats, llm, prompts[name])
 
 

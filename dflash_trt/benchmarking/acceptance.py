@@ -14,7 +14,7 @@ from dflash_trt.runtime.detokenizer import Detokenizer
 from dflash_trt.runtime.request import Request, Statistics
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.scheduler import Scheduler
-from dflash_trt.runtime.torch_executor import TorchExecutor
+from dflash_trt.runtime.torch_executor import torch_executor
 from dflash_trt.runtime.window import FixedWindow
 
 _BATCH_SIZE = 8
@@ -76,7 +76,7 @@ def measure_acceptance(
     max_seq_len = max(map(len, prompts)) + max_tokens
     positions = max_seq_len + drafter.config.block_size
     pair = load_pair(target, drafter, positions=positions, dtype=dtype, device=torch.device("cpu"))
-    executor = TorchExecutor(
+    executor = torch_executor(
         pair,
         max_batch_size=min(_BATCH_SIZE, len(prompts)),
         max_seq_len=max_seq_len,
@@ -94,7 +94,7 @@ def measure_acceptance(
         )
         for prompt in prompts
     ]
-    scheduler = Scheduler(executor, FixedWindow(executor.block_size))
+    scheduler = Scheduler(executor, FixedWindow(executor.max_window))
     scheduler.add(requests)
     ended = 0
     while not scheduler.idle:

@@ -27,6 +27,14 @@ device = click.option(
     "--device", help="Where a torch engine runs: cpu, cuda or cuda:N.  [default: the first GPU, else the CPU]"
 )
 
+proposer = click.option(
+    "--proposer",
+    type=click.Choice(["dflash", "ngram"]),
+    default="dflash",
+    show_default=True,
+    help="What proposes draft tokens: the engine's drafter, or ngram, prompt lookup. The output is the same.",
+)
+
 
 def json_object(context: click.Context, parameter: click.Parameter, value: str) -> dict[str, Any]:
     """A callback that makes an option's text the JSON object it must be."""

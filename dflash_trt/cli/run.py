@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dflash_trt.cli.options import device, directory, file, json_object, output_format, token_biases
+from dflash_trt.cli.options import device, directory, file, json_object, output_format, proposer, token_biases
 from dflash_trt.errors import UserError
 
 if TYPE_CHECKING:
     from dflash_trt.runtime.generation import Generation, TokenStream
     from dflash_trt.runtime.llm import LLM
     from dflash_trt.runtime.logprobs import TokenLogprobs
+    from dflash_trt.runtime.proposer import ProposerName
     from dflash_trt.runtime.structured import StructuredOutputs
 
 
@@ -114,6 +115,7 @@ if TYPE_CHECKING:
     type=click.IntRange(1),
     help="Tokens verified in a pass, the drafter's block size at most.  [default: adapts; the output is the same]",
 )
+@proposer
 @device
 @output_format
 def run(
@@ -127,6 +129,7 @@ def run(
     json_schema: str | None,
     regex: str | None,
     grammar: Path | None,
+    proposer: ProposerName,
     device: str | None,
     output_format: str,
     **sampling: Any,
@@ -143,7 +146,7 @@ def run(
         raise click.UsageError("--logprobs goes with --format json")
     form = _form(json_schema, regex, grammar)
     params = SamplingParams(max_tokens=max_output_len, structured_outputs=form, **sampling)
-    with LLM(engine_dir, device=device) as llm:
+    with LLM(engine_dir, device=device, proposer=proposer) as llm:
         encoded = _encode(llm, prompts, None if raw_prompt else chat_template_kwargs)
         generation = _decode(llm.stream(encoded, params, verify_window=1 if no_speculation else verify_window))
     if output_format == "json":

@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from dflash_trt.cli.options import device, directory
+from dflash_trt.cli.options import device, directory, proposer
 from dflash_trt.errors import UserError
+
+if TYPE_CHECKING:
+    from dflash_trt.runtime.proposer import ProposerName
+
 
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^\s/?#@,]+")
 
@@ -75,6 +80,7 @@ def _origins(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> t
     help="Seconds for answers in flight to end after SIGTERM.",
 )
 @click.option("--vllm_metrics", is_flag=True, help="Give metrics under vLLM's names too.")
+@proposer
 @device
 def serve(
     engine_dir: Path,
@@ -92,6 +98,7 @@ def serve(
     allowed_origins: tuple[str, ...],
     drain_timeout: float,
     vllm_metrics: bool,
+    proposer: ProposerName,
     device: str | None,
 ) -> None:
     """Serve an engine by OpenAI's API until SIGTERM or Ctrl-C."""
@@ -117,7 +124,7 @@ def serve(
         vllm_metrics=vllm_metrics,
     )
     # Before the engine is loaded, which may take minutes.
-    with bind(host, port) as bound, LLM(engine_dir, device=device) as llm:
+    with bind(host, port) as bound, LLM(engine_dir, device=device, proposer=proposer) as llm:
         app = create_app(llm, settings)
         defaults = ", ".join(f"{name} {value}" for name, value in app.state.service.defaults.items())
         click.echo(f"where a request does not say: {defaults}", err=True)

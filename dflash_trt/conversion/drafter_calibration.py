@@ -6,7 +6,7 @@ run here as they are served, on operations that watch: largest magnitudes, which
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -64,13 +64,14 @@ def calibrate_drafter(
     pair = load_pair(target, drafter, positions=positions, dtype=dtype, device=_CPU)
     loader = _NamingLoader(drafter.weights, lambda tensor: tensor, dtype)
     pair = replace(pair, drafter_weights=dflash.load(loader, drafter.config))
-    caches = Caches(_caches(pair.target, positions, dtype), _caches(pair.drafter, positions, dtype))
-    attentions = {id(cache): f"layers.{layer}.self_attn" for layer, cache in enumerate(caches.drafter)}
+    context = _caches(pair.drafter, positions, dtype)
+    caches = Caches(_caches(pair.target, positions, dtype), context)
+    attentions = {id(cache): f"layers.{layer}.self_attn" for layer, cache in enumerate(context)}
     ops = _WatchingOps(drafter.path, loader.names, attentions)
     # A head that is not calibrated needs no more than one row.
     drafts = drafter.config.block_size - 1 if "lm_head" in modules else 1
     for ids in samples:
-        _draft_along(pair, ops, caches, ids, drafts)
+        _draft_along(pair, ops, caches, context, ids, drafts)
         progress(1)
     wanted = attentions.values() if kv_cache else ()
     return Calibration(
@@ -82,7 +83,9 @@ def calibrate_drafter(
 
 
 @torch.inference_mode()
-def _draft_along(pair: Pair, ops: TorchOps, caches: Caches, ids: list[int], drafts: int) -> None:
+def _draft_along(
+    pair: Pair, ops: TorchOps, caches: Caches, context: Sequence[LayerCache], ids: list[int], drafts: int
+) -> None:
     first_row = torch.zeros(1, 1, dtype=torch.int64)
     pair.target_pass(ops, torch.tensor([ids]), first_row, caches, _span(0, len(ids)))
     block = torch.full((1, pair.drafter.block_size), pair.drafter.mask_token_id)
@@ -90,7 +93,7 @@ def _draft_along(pair: Pair, ops: TorchOps, caches: Caches, ids: list[int], draf
     # the first, and one pass of the target serves them all.
     for anchor in range(len(ids) - 1, 0, -pair.drafter.block_size):
         block[0, 0] = ids[anchor]
-        pair.drafter_pass(ops, block, drafts, caches, _span(anchor, pair.drafter.block_size))
+        pair.drafter_pass(ops, block, drafts, context, _span(anchor, pair.drafter.block_size))
 
 
 def _caches(config: TargetConfig | DrafterConfig, positions: int, dtype: torch.dtype) -> list[LayerCache]:

@@ -60,7 +60,7 @@ def record_drafter(ops: TensorRTOps, pair: Pair, config: EngineConfig) -> Bindin
     zeros = layers.multiply(inputs["kv_len"], layers.integers([0]))  # [B], which is known only when a pass runs
     whole = layers.add(zeros, layers.integers([size]))
     span = _span(ops, config, inputs, whole, layers.integers(list(range(size))))
-    caches = Caches((), _layer_caches("drafter", pair.drafter_weights.layers, inputs))
+    caches = _layer_caches("drafter", pair.drafter_weights.layers, inputs)
     block = _block(ops, inputs["anchors"], size, config.speculative_config.mask_token_id)
     logits = _shared(pair, inputs).drafter_pass(ops, block, size - 1, caches, span)
     layers.output(logits, "logits")

@@ -32,7 +32,8 @@ class Caches:
     """Both models' caches, one entry a layer."""
 
     target: Sequence[LayerCache]
-    drafter: Sequence[LayerCache]
+    drafter: Sequence[LayerCache] | None
+    """None where the drafter does not run: no context is written for it."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Pair:
     drafter_rotary: RotaryTable
 
     def target_pass(self, ops: Ops, tokens: Tensor, logit_rows: Tensor, caches: Caches, span: Span) -> Tensor:
-        """Run tokens [B, T], write both caches, and give the logits [B, R, V] of rows `logit_rows` [B, R].
+        """Run tokens [B, T], write the caches, and give the logits [B, R, V] of rows `logit_rows` [B, R].
 
         Of a rank, those of its part of the vocabulary, padding included.
         """
@@ -59,14 +60,15 @@ class Pair:
             caches.target,
             span,
             self.target_rotary,
-            self.drafter.target_layer_ids,
+            () if caches.drafter is None else self.drafter.target_layer_ids,
         )
-        dflash.write_context(
-            ops, self.drafter, self.drafter_weights, features, caches.drafter, span, self.drafter_rotary
-        )
+        if caches.drafter is not None:
+            dflash.write_context(
+                ops, self.drafter, self.drafter_weights, features, caches.drafter, span, self.drafter_rotary
+            )
         return ops.linear(ops.select_rows(hidden, logit_rows), self.target_weights.head)
 
-    def drafter_pass(self, ops: Ops, block: Tensor, count: int, caches: Caches, span: Span) -> Tensor:
+    def drafter_pass(self, ops: Ops, block: Tensor, count: int, caches: Sequence[LayerCache], span: Span) -> Tensor:
         """Logits [B, count, V] over the target's vocabulary for the tokens after the anchor of `block` [B, b].
 
         Of a rank, as `target_pass`, unless the drafter has its own head: that is replicated, and so are its logits.
@@ -80,7 +82,7 @@ class Pair:
             self.target_weights.head if own.head is None else own.head,
             block,
             count,
-            caches.drafter,
+            caches,
             span,
             self.drafter_rotary,
         )

@@ -16,16 +16,17 @@ from dflash_trt.engine.plans import check_plans
 from dflash_trt.engine.processes import environment_of_children
 from dflash_trt.engine.weights import check_rank_files
 from dflash_trt.errors import UserError
+from dflash_trt.runtime.executor import Executor
 from dflash_trt.runtime.load import find_device, load_executor
 from dflash_trt.runtime.parallel_executor import ParallelExecutor, serve
+from dflash_trt.runtime.proposer import ProposerName
 from dflash_trt.runtime.rank_group import World, connect, file_store, launched_world, share_of_cores, world_store
 from dflash_trt.runtime.rank_processes import HERE, LOADED, RankProcesses
-from dflash_trt.runtime.step import Executor
 
 _RANK = "dflash_trt.runtime.rank"
 
 
-def open_executor(engine: Engine, device: str | None) -> tuple[Executor, Callable[[], None]]:
+def open_executor(engine: Engine, device: str | None, proposer: ProposerName) -> tuple[Executor, Callable[[], None]]:
     """Load an engine; of several ranks, start the others or join those that a launcher has started.
 
     In a process that a launcher has started as another rank than the first, this serves until that is done, and exits.
@@ -46,8 +47,8 @@ def open_executor(engine: Engine, device: str | None) -> tuple[Executor, Callabl
         )
     _check_files(engine, device)
     if size == 1:
-        return load_executor(engine, find_device(device)), lambda: None
-    executor = _start_ranks(engine, device, size) if world is None else _join(engine, device, world)
+        return load_executor(engine, find_device(device), proposer=proposer), lambda: None
+    executor = _start_ranks(engine, device, proposer) if world is None else _join(engine, device, world, proposer)
     return executor, executor.close
 
 
@@ -63,17 +64,18 @@ def _check_files(engine: Engine, device: str | None) -> None:
         raise UserError(f"{engine.path}: is an engine of {builder.backend}, device {device!r} must be cuda or cuda:N")
 
 
-def _start_ranks(engine: Engine, device: str | None, size: int) -> ParallelExecutor:
+def _start_ranks(engine: Engine, device: str | None, proposer: ProposerName) -> ParallelExecutor:
+    size = engine.config.build_config.tp_size
     where, threads = find_device(device, 0, size), share_of_cores(size)
     _limit_threads(threads)
     with tempfile.TemporaryDirectory(prefix="dflash-trt-") as directory:
         store = str(Path(directory) / "store")
-        arguments = [str(engine.path.absolute()), device or "", store]
+        arguments = [str(engine.path.absolute()), device or "", store, proposer]
         processes = RankProcesses(_RANK, arguments, size, environment_of_children(threads))
         try:
             processes.wait_for(HERE)
             control, ranks = connect(file_store(store, size), 0, size, where, local=True)
-            executor = load_executor(engine, where, ranks)
+            executor = load_executor(engine, where, ranks, proposer)
             processes.wait_for(LOADED)
             processes.watch()
         except BaseException:
@@ -82,11 +84,11 @@ def _start_ranks(engine: Engine, device: str | None, size: int) -> ParallelExecu
     return ParallelExecutor(executor, control, processes)
 
 
-def _join(engine: Engine, device: str | None, world: World) -> ParallelExecutor:
+def _join(engine: Engine, device: str | None, world: World, proposer: ProposerName) -> ParallelExecutor:
     where = find_device(device, world.local_rank, world.local_size)
     _limit_threads(share_of_cores(world.local_size))
     control, ranks = connect(world_store(world), world.rank, world.size, where, local=False)
-    executor = load_executor(engine, where, ranks)
+    executor = load_executor(engine, where, ranks, proposer)
     if world.rank > 0:
         serve(executor, control)
         sys.exit()

@@ -14,16 +14,17 @@ from dflash_trt.checkpoint.message_forms import Message
 from dflash_trt.engine.directory import open_engine
 from dflash_trt.errors import UserError
 from dflash_trt.runtime.detokenizer import Detokenizer
+from dflash_trt.runtime.executor import Executor
 from dflash_trt.runtime.generation import Generation, Prompt, TokenStream
 from dflash_trt.runtime.grammar import GrammarMask
 from dflash_trt.runtime.grammar_compiler import GrammarCompiler
 from dflash_trt.runtime.lark import Lark
 from dflash_trt.runtime.launch import open_executor
 from dflash_trt.runtime.pass_costs import PassCosts, costs_file
+from dflash_trt.runtime.proposer import ProposerName
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.scheduler import Scheduler
-from dflash_trt.runtime.step import Executor
 from dflash_trt.runtime.structured import StructuredOutputs
 from dflash_trt.runtime.window import AdaptiveWindow, FixedWindow, WindowPolicy
 
@@ -40,6 +41,8 @@ class LLM:
         engine_dir: what `dflash-trt build` wrote.
         device: where a torch engine runs; None is the first CUDA device, or the CPU where there is none. Of several
             ranks "cuda" gives each its own.
+        proposer: what proposes draft tokens: the engine's drafter, or "ngram", prompt lookup, for which the drafter
+            does not run. Output does not depend on it.
 
     Raises:
         UserError: the directory is no engine of this version, a file in it is damaged, or torchrun or MPI has started
@@ -47,13 +50,13 @@ class LLM:
         RanksEnded: a rank died.
     """
 
-    def __init__(self, engine_dir: str | Path, *, device: str | None = None) -> None:
+    def __init__(self, engine_dir: str | Path, *, device: str | None = None, proposer: ProposerName = "dflash") -> None:
         self.engine = open_engine(Path(engine_dir))
         self.tokenizer = self.engine.tokenizer()
         self.executor: Executor
-        self.executor, end = open_executor(self.engine, device)
+        self.executor, end = open_executor(self.engine, device, proposer)
         self._end = weakref.finalize(self, end)
-        self._costs = PassCosts(costs_file(self.engine))
+        self._costs = PassCosts(costs_file(self.engine, proposer))
         self._remember = weakref.finalize(self, self._costs.save)
         self._compiler: GrammarCompiler | None = None
         self._compiler_lock = Lock()
@@ -133,7 +136,7 @@ class LLM:
             UserError: it is not 1 to the block size.
         """
         window = self._checked_window(verify_window)
-        return AdaptiveWindow(self.executor.block_size, self._costs) if window is None else FixedWindow(window)
+        return AdaptiveWindow(self.executor.max_window, self._costs) if window is None else FixedWindow(window)
 
     def encode_chat(self, messages: Sequence[Message], /, **template_arguments: Any) -> list[int]:
         """The token ids of a conversation, up to where the assistant answers.
@@ -227,7 +230,7 @@ class LLM:
             return self._compiler
 
     def _checked_window(self, window: int | None) -> int | None:
-        block_size = self.executor.block_size
-        if window is not None and not 1 <= window <= block_size:
-            raise UserError(f"verify_window is {window}, it must be 1 to {block_size}, the drafter's block size")
+        most = self.executor.max_window
+        if window is not None and not 1 <= window <= most:
+            raise UserError(f"verify_window is {window}, it must be 1 to {most}, the drafter's block size")
         return window

@@ -16,42 +16,51 @@ from dflash_trt.engine.weights import load_rank
 from dflash_trt.errors import UserError
 from dflash_trt.ops.ranks import ALONE, Ranks
 from dflash_trt.plugins.installed_triton import require_triton
+from dflash_trt.runtime.executor import RankExecutor
+from dflash_trt.runtime.proposer import ProposerName
 from dflash_trt.runtime.rank_group import nccl_communicator
-from dflash_trt.runtime.step import Executor
-from dflash_trt.runtime.torch_executor import TorchExecutor
+from dflash_trt.runtime.torch_executor import torch_executor
 
 
-def load_executor(engine: Engine, device: torch.device, ranks: Ranks = ALONE) -> Executor:
+def load_executor(
+    engine: Engine, device: torch.device, ranks: Ranks = ALONE, proposer: ProposerName = "dflash"
+) -> RankExecutor:
     """Load an engine, or a rank's part.
+
+    Args:
+        proposer: what proposes draft tokens.
 
     Raises:
         UserError: a file is damaged, there is no memory for the caches, TensorRT does not take the engine, or it or
             Triton is not installed.
     """
     if engine.config.builder.tensorrt is None:
-        return _load_torch(engine, device, ranks)
-    return _load_tensorrt(engine, engine.config.builder.tensorrt, device, ranks)
+        return _load_torch(engine, device, ranks, proposer)
+    return _load_tensorrt(engine, engine.config.builder.tensorrt, device, ranks, proposer)
 
 
-def _load_torch(engine: Engine, device: torch.device, ranks: Ranks) -> TorchExecutor:
+def _load_torch(engine: Engine, device: torch.device, ranks: Ranks, proposer: ProposerName) -> RankExecutor:
     """On a CPU its weights stay mapped, held once."""
     build = engine.config.build_config
     pair = load_rank(engine.config, engine.path, ranks.rank, device)
     with _room_for_caches(engine, device):
-        return TorchExecutor(
+        return torch_executor(
             pair,
             max_batch_size=build.max_batch_size,
             max_seq_len=build.max_seq_len,
             max_num_tokens=build.max_num_tokens,
             ranks=ranks,
+            proposer=proposer,
         )
 
 
-def _load_tensorrt(engine: Engine, name: TensorRTName, device: torch.device, ranks: Ranks) -> Executor:
+def _load_tensorrt(
+    engine: Engine, name: TensorRTName, device: torch.device, ranks: Ranks, proposer: ProposerName
+) -> RankExecutor:
     require_triton(f"running an engine of {name}")
     # Which import it, and the torch backend does without.
     from dflash_trt.runtime.tensorrt_engine import TensorRTEngine
-    from dflash_trt.runtime.tensorrt_executor import TensorRTExecutor
+    from dflash_trt.runtime.tensorrt_executor import tensorrt_executor
 
     tensorrt, plans, config = load_tensorrt(name), open_plans(engine, ranks.rank), engine.config
     communicator = None if ranks.size == 1 else nccl_communicator(ranks, device)
@@ -67,7 +76,7 @@ def _load_tensorrt(engine: Engine, name: TensorRTName, device: torch.device, ran
     except torch.OutOfMemoryError:
         raise UserError(f"{engine.path}: {device} has no memory for its weights; build with more --tp_size") from None
     with _room_for_caches(engine, device):
-        return TensorRTExecutor(config, target, drafter, shared, ranks=ranks)
+        return tensorrt_executor(config, target, drafter, shared, ranks=ranks, proposer=proposer)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from torch import Tensor
 from dflash_trt.ops.ranks import Ranks, vocabulary_part
 from dflash_trt.runtime.logprobs import log_probabilities
 from dflash_trt.runtime.sampling import Sampling, choose, choose_in_part
-from dflash_trt.runtime.step import NOT_FINITE, Step, Verified
+from dflash_trt.runtime.verifier import NOT_FINITE, Step, Verified
 
 
 def verify_among_ranks(ranks: Ranks, logits: Tensor, vocab_size: int, step: Step) -> Verified:

@@ -15,9 +15,11 @@ from torch import Tensor
 
 from dflash_trt.errors import UserError
 from dflash_trt.ops.ranks import Ranks, is_disconnection
+from dflash_trt.runtime.executor import Executor, RankExecutor
+from dflash_trt.runtime.proposer import Proposal, Sequences
 from dflash_trt.runtime.rank_processes import RankProcesses, RanksEnded
 from dflash_trt.runtime.sampling import Sampling
-from dflash_trt.runtime.step import Executor, Step, Verified
+from dflash_trt.runtime.verifier import Step, Verified
 
 
 class _Call(IntEnum):
@@ -26,8 +28,8 @@ class _Call(IntEnum):
     CLOSE = 0
     VERIFY = 1
     """Sequences, tokens of each, whether whole rows of logits are needed; a matrix follows."""
-    DRAFT = 2
-    """Sequences, guesses of each, whether whole rows of logits are needed; a matrix follows."""
+    PROPOSE = 2
+    """Sequences, draft tokens of each, whether whole rows of logits are needed; a matrix follows."""
     MOVE_SLOT = 3
     """Source, destination, length."""
 
@@ -41,11 +43,11 @@ class ParallelExecutor:
         processes: the other ranks where this process started them, and must end them.
     """
 
-    def __init__(self, executor: Executor, control: Ranks, processes: RankProcesses | None) -> None:
+    def __init__(self, executor: RankExecutor, control: Ranks, processes: RankProcesses | None) -> None:
         self.max_batch_size = executor.max_batch_size
         self.max_seq_len = executor.max_seq_len
         self.max_num_tokens = executor.max_num_tokens
-        self.block_size = executor.block_size
+        self.max_window = executor.max_window
         self._executor = executor
         self._control = control
         self._processes = processes
@@ -64,16 +66,19 @@ class ParallelExecutor:
             self._send_matrix(step.tokens, step.q_len, step.draft_len, step.kv_len, step.slots, sampling=step.sampling)
             return self._executor.verify(step)
 
-    def draft(self, anchors: Tensor, kv_len: Tensor, slots: Tensor, sampling: Sampling, count: int) -> Tensor:
-        """See `Executor.draft`.
+    def propose(self, sequences: Sequences, count: int) -> Proposal:
+        """See `Executor.propose`.
 
         Raises:
             RanksEnded: another rank died, now or before.
         """
+        if not self._executor.proposes_on_every_rank:
+            return self._executor.propose(sequences, count)
         with self._all_ranks():
-            self._send(_Call.DRAFT, len(anchors), count, int(sampling.needs_rows))
-            self._send_matrix(anchors, kv_len, slots, sampling=sampling)
-            return self._executor.draft(anchors, kv_len, slots, sampling, count)
+            anchors, sampling = sequences.anchors, sequences.sampling
+            self._send(_Call.PROPOSE, len(anchors), count, int(sampling.needs_rows))
+            self._send_matrix(anchors, sequences.kv_len, sequences.slots, sampling=sampling)
+            return self._executor.propose(sequences, count)
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         """See `Executor.move_slot`.
@@ -153,10 +158,11 @@ def _follow(executor: Executor, control: Ranks, call: int, a: int, b: int, c: in
         matrix = control.broadcast(torch.empty(a, b + 6, dtype=torch.int64))
         tokens, (q_len, draft_len, kv_len, slots, temperature, seeds) = matrix[:, :b], matrix[:, b:].T.contiguous()
         executor.verify(Step(tokens, q_len, draft_len, kv_len, slots, _sampling(temperature, seeds, bool(c))))
-    elif call == _Call.DRAFT:
+    elif call == _Call.PROPOSE:
         matrix = control.broadcast(torch.empty(a, 5, dtype=torch.int64))
         anchors, kv_len, slots, temperature, seeds = matrix.T.contiguous()
-        executor.draft(anchors, kv_len, slots, _sampling(temperature, seeds, bool(c)), b)
+        sampling = _sampling(temperature, seeds, bool(c))
+        executor.propose(Sequences(anchors, kv_len, slots, sampling, tokens=((),) * a), b)
     else:
         executor.move_slot(a, b, c)
 

@@ -134,12 +134,12 @@ class PassCosts:
                 part.unlink(missing_ok=True)
 
 
-def costs_file(engine: Engine) -> Path:
-    """Where the costs of an engine on this machine are kept: by config, processor or GPU, and setting."""
+def costs_file(engine: Engine, proposer: str) -> Path:
+    """Where the costs of an engine on this machine are kept: by config, proposer, processor or GPU, and setting."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     where = [platform.machine(), platform.processor(), *gpus]
-    setting = [str(torch.get_num_threads()), torch.__version__]
+    setting = [proposer, str(torch.get_num_threads()), torch.__version__]
     hashed = hashlib.sha256((engine.path / CONFIG_FILE).read_bytes() + "\n".join(where + setting).encode())
     return cache / "dflash-trt" / "pass-costs" / f"{hashed.hexdigest()[:32]}.json"
 

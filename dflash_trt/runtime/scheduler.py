@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from functools import partial
 
 from dflash_trt.errors import UserError
+from dflash_trt.runtime.executor import Executor
 from dflash_trt.runtime.kept import KeptSequences
 from dflash_trt.runtime.logprobs import TokenLogprobs
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import Sampling
 from dflash_trt.runtime.slots import Prefill, Slots
 from dflash_trt.runtime.speculative import Block, decode, prefill
-from dflash_trt.runtime.step import Executor
 from dflash_trt.runtime.waiting import WaitingQueue
 from dflash_trt.runtime.window import WindowPolicy
 
@@ -249,9 +249,10 @@ class Scheduler:
         windows = self._windows.choose(self.running)
         started = self._clock()
         blocks = decode(self._executor, self.running, self._sampling, windows)
+        verified = [block.draft_len + 1 for block in blocks]
         accepted = [max(0, len(block.tokens) - 1) for block in blocks]
-        self._windows.observe(self.running, windows, accepted, self._clock() - started)
-        self.window = max(windows)
+        self._windows.observe(self.running, verified, accepted, self._clock() - started)
+        self.window = max(verified)
         emissions = []
         for request, block in zip(self.running, blocks, strict=True):
             emitted = _emit(request, block)

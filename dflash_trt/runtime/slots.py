@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from dflash_trt.runtime.executor import Executor
 from dflash_trt.runtime.kept import KeptSequences, Match, common_prefix
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import Sampling
-from dflash_trt.runtime.step import Executor
 
 
 @dataclass(eq=False)

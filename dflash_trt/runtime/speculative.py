@@ -1,4 +1,4 @@
-"""The speculative loop: draft a block, verify it in one pass, keep what the target agrees with.
+"""The speculative loop: propose draft tokens, verify them in one pass, keep what the target agrees with.
 
 Plain autoregressive decoding is this loop with windows of one.
 """
@@ -10,10 +10,12 @@ from dataclasses import dataclass
 
 import torch
 
+from dflash_trt.runtime.executor import Executor
 from dflash_trt.runtime.logprobs import TokenLogprobs
+from dflash_trt.runtime.proposer import Sequences
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import IMPOSSIBLE, Sampling
-from dflash_trt.runtime.step import Executor, Step, Verified
+from dflash_trt.runtime.verifier import Step, Verified
 
 
 @dataclass(frozen=True)
@@ -21,21 +23,23 @@ class Block:
     """What a pass gives a request."""
 
     tokens: list[int]
-    """Accepted guesses and the target's own token; in an error those guesses, and none where values are not finite."""
+    """Accepted draft tokens and the target's own; in an error those accepted, and none where values are not finite."""
     logprobs: Sequence[TokenLogprobs]
     """Of each token, or empty."""
     error: str | None
+    draft_len: int
+    """Draft tokens that were verified."""
 
     @classmethod
-    def of(cls, verified: Verified, row: int, guesses: Sequence[int]) -> Block:
-        """A row's."""
-        accepted, own = guesses[: int(verified.accepted[row])], int(verified.next[row])
+    def of(cls, verified: Verified, row: int, drafts: Sequence[int]) -> Block:
+        """A row's, of whose draft tokens `drafts` were verified."""
+        accepted, own = drafts[: int(verified.accepted[row])], int(verified.next[row])
         logprobs = verified.logprobs[row] if verified.logprobs else ()
         if own == IMPOSSIBLE:
-            return cls([*accepted], logprobs[:-1], verified.errors[row])
+            return cls([*accepted], logprobs[:-1], verified.errors[row], len(drafts))
         if row in verified.errors:
-            return cls([], (), verified.errors[row])
-        return cls([*accepted, own], logprobs, None)
+            return cls([], (), verified.errors[row], len(drafts))
+        return cls([*accepted, own], logprobs, None, len(drafts))
 
 
 def prefill(
@@ -63,20 +67,25 @@ def prefill(
 def decode(executor: Executor, requests: Sequence[Request], sampling: Sampling, windows: Sequence[int]) -> list[Block]:
     """One step for every request, where request i is in slot i: its next 1..`windows[i]` tokens.
 
-    Of the drafted block, `windows[i]` - 1 guesses are verified; where that is none for all, no block is drafted.
+    Up to `windows[i]` - 1 draft tokens are verified; where that is none for all, none are proposed.
     """
-    slots = torch.arange(len(requests))
-    anchors = torch.tensor([request.tokens[-1] for request in requests])
-    kv_len = torch.tensor([request.kv_len for request in requests])
-    q_len = torch.tensor(windows)
-    tokens = anchors[:, None]
-    count = max(windows) - 1
-    if count > 0:
-        drafts = executor.draft(anchors, kv_len, slots, sampling, count)
-        tokens = torch.cat((tokens, drafts), dim=1)
+    sequences = Sequences(
+        anchors=torch.tensor([request.tokens[-1] for request in requests]),
+        kv_len=torch.tensor([request.kv_len for request in requests]),
+        slots=torch.arange(len(requests)),
+        sampling=sampling,
+        tokens=[request.tokens for request in requests],
+    )
+    tokens, draft_len = sequences.anchors[:, None], torch.zeros_like(sequences.slots)
+    if max(windows) > 1:
+        proposal = executor.propose(sequences, max(windows) - 1)
+        draft_len = torch.minimum(proposal.draft_len, torch.tensor(windows) - 1)
+        tokens = torch.cat((tokens, proposal.tokens[:, : int(draft_len.max())]), dim=1)
 
-    verified = executor.verify(Step(tokens, q_len, q_len - 1, kv_len, slots, sampling))
+    verified = executor.verify(Step(tokens, draft_len + 1, draft_len, sequences.kv_len, sequences.slots, sampling))
 
-    for request, window, accepted in zip(requests, windows, verified.accepted.tolist(), strict=True):
-        request.statistics.count_verification(window - 1, accepted)
-    return [Block.of(verified, row, guesses) for row, guesses in enumerate(tokens[:, 1:].tolist())]
+    blocks = []
+    for row, (drafts, length) in enumerate(zip(tokens[:, 1:].tolist(), draft_len.tolist(), strict=True)):
+        blocks.append(Block.of(verified, row, drafts[:length]))
+        requests[row].statistics.count_verification(length, int(verified.accepted[row]))
+    return blocks

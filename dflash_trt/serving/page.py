@@ -70,7 +70,7 @@ def _told(service: Service) -> dict[str, Any]:
         "model": service.settings.model_name,
         "chat": has_template,
         "max_seq_len": service.llm.executor.max_seq_len,
-        "block_size": service.llm.executor.block_size,
+        "block_size": service.llm.executor.max_window,
         "verify_window": service.settings.verify_window,
         "needs_key": bool(service.settings.api_keys),
         "prompts": prompts[:_OFFERED],

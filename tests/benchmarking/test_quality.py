@@ -69,7 +69,7 @@ def test_acceptance_is_that_of_engines(tmp_path: Path, trained: Path, converted:
         llm: LLM = build_pair(tmp_path / name, source / "target", source / "drafter", dtype="float32", max_seq_len=256)
         prompts = [list(ids[: len(ids) // 2]) for ids in text.samples]
         statistics = llm.generate(
-            prompts, SamplingParams(max_tokens=64), verify_window=llm.executor.block_size
+            prompts, SamplingParams(max_tokens=64), verify_window=llm.executor.max_window
         ).statistics
         assert (ours.acceptance_length, ours.verifications) == (
             statistics.acceptance_length,

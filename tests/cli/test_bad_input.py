@@ -372,7 +372,7 @@ def test_run_refuses_when_caches_cannot_be_allocated(
     def fail(*arguments: object, **options: object) -> None:
         raise failure
 
-    monkeypatch.setattr(load, "TorchExecutor", fail)
+    monkeypatch.setattr(load, "torch_executor", fail)
     result = invoke(capsys, "run", "--engine_dir", engine.path, "--prompt", "x", "--device", "cpu")
     check(result, (f"caches take {engine.config.cache_bytes} bytes", "--max_batch_size", "--max_seq_len"))
 

@@ -24,7 +24,7 @@ from dflash_trt.ops.tensorrt_plugin_ops import PluginOps
 from dflash_trt.ops.torch_ops import TorchOps
 from dflash_trt.runtime.engine_io import CacheStorage, EngineIO
 from dflash_trt.runtime.sampling import Sampling
-from dflash_trt.runtime.step import Step
+from dflash_trt.runtime.verifier import Step
 from tests.engine.recorded_plugins import BLOCK, RecordedPlugins
 from tests.models.eager import span
 from tests.network_interpreter import Input, NetworkInterpreter
@@ -94,7 +94,7 @@ class TorchPasses:
         size = self.pair.drafter.block_size
         block = torch.full((len(anchors), size), self.pair.drafter.mask_token_id)
         block[:, 0] = anchors
-        return self.pair.drafter_pass(self.ops, block, size - 1, self.caches, span(kv_len.tolist(), size))
+        return self.pair.drafter_pass(self.ops, block, size - 1, self.caches.drafter, span(kv_len.tolist(), size))
 
 
 class Recorded:

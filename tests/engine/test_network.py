@@ -19,7 +19,7 @@ from dflash_trt.engine.bindings import Model
 from dflash_trt.models.pair import Pair
 from dflash_trt.plugins.noise import gumbel
 from dflash_trt.runtime.sampling import Sampling, SamplingParams, choose
-from dflash_trt.runtime.step import Step, Verified
+from dflash_trt.runtime.verifier import Step, Verified
 from tests.engine.recorded import NetworkPasses, TorchPasses, rank_pairs, widened
 from tests.models.test_dflash import as_speculators
 from tests.network_interpreter import kind_of

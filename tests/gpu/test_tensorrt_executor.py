@@ -16,7 +16,7 @@ from dflash_trt.engine.support import COMPUTE_CAPABILITIES, is_supported
 from dflash_trt.engine.tensorrt_api import TensorRTName
 from dflash_trt.runtime.llm import LLM
 from dflash_trt.runtime.sampling import SamplingParams
-from dflash_trt.runtime.tensorrt_executor import TensorRTExecutor
+from dflash_trt.runtime.tensorrt_executor import TensorRTVerifier
 from tests.conftest import TINY
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
@@ -64,9 +64,9 @@ def test_tokens_equal_those_of_torch(backend: TensorRTName, temperature: float, 
 def test_what_a_pass_does_not_write_stays(backend: TensorRTName, tmp_path: Path) -> None:
     """Caches are written at the addresses that are bound, not written elsewhere and copied there whole."""
     _, llm = built(backend, tmp_path)
-    executor = llm.executor
-    assert isinstance(executor, TensorRTExecutor)
-    caches = [cache for model in executor._caches.values() for cache in (model.keys, model.values)]
+    verifier = llm.executor.verifier
+    assert isinstance(verifier, TensorRTVerifier)
+    caches = [cache for model in verifier.caches.values() for cache in (model.keys, model.values)]
     for cache in caches:
         cache[:, -1] = 3.0
         cache[:, 0, :, 200] = 3.0

@@ -23,5 +23,5 @@ def test_tokens_equal_those_of_the_cpu(llms: Engines, name: str) -> None:
     rng = random.Random(name)
     prompts, params = map(list, zip(*(random_case(rng, 97) for _ in range(8)), strict=True))
     expected = tokens_of(cpu, prompts, params, 1)
-    for window in range(1, gpu.executor.block_size + 1):
+    for window in range(1, gpu.executor.max_window + 1):
         assert tokens_of(gpu, prompts, params, window) == expected

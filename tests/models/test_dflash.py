@@ -11,9 +11,10 @@ import torch
 from dflash.model import dflash_generate, extract_context_feature
 from safetensors.torch import load_file, save_file
 
+from dflash_trt.runtime.executor import RankExecutor
 from dflash_trt.runtime.llm import LLM
 from dflash_trt.runtime.sampling import SamplingParams
-from dflash_trt.runtime.torch_executor import TorchExecutor
+from dflash_trt.runtime.torch_executor import TorchVerifier
 from tests.conftest import build_pair
 from tests.models.eager import assert_close, span
 from tests.tiny_models import random_drafter, random_target
@@ -46,16 +47,18 @@ def make_pair(root: Path, dtype: str = "float32", **drafter: Any) -> tuple[Any, 
 
 
 @torch.inference_mode()
-def draft_logits(executor: TorchExecutor, ids: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
+def draft_logits(executor: RankExecutor, ids: torch.Tensor, block: torch.Tensor) -> torch.Tensor:
     """The drafter's logits for `block` after the target has seen `ids`, in several chunks."""
-    pair, ops, held = executor.pair, executor._ops, executor._caches
+    verifier = executor.verifier
+    assert isinstance(verifier, TorchVerifier) and verifier.caches.drafter is not None
+    pair, ops, held = verifier.model.pair, verifier.model.ops, verifier.caches
     batch, length = ids.shape
     for start in range(0, length, 7):
         chunk = ids[:, start : start + 7]
         pair.target_pass(
             ops, chunk, torch.zeros(batch, 1, dtype=torch.int64), held, span([start] * batch, chunk.shape[1])
         )
-    return pair.drafter_pass(ops, block, block.shape[1] - 1, held, span([length] * batch, block.shape[1]))
+    return pair.drafter_pass(ops, block, block.shape[1] - 1, held.drafter, span([length] * batch, block.shape[1]))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -12,8 +12,9 @@ from dflash.model import extract_context_feature
 from torch import Tensor
 
 from dflash_trt.checkpoint.quantization_config import QuantAlgo
+from dflash_trt.runtime.executor import RankExecutor
 from dflash_trt.runtime.llm import LLM
-from dflash_trt.runtime.torch_executor import TorchExecutor
+from dflash_trt.runtime.torch_executor import TorchVerifier
 from tests.conftest import build_pair
 from tests.models.eager import assert_close, span
 from tests.quantized_models import (
@@ -38,23 +39,26 @@ def build(root: Path) -> LLM:
 
 
 @torch.inference_mode()
-def target_logits(executor: TorchExecutor, tokens: Tensor) -> Tensor:
+def target_logits(executor: RankExecutor, tokens: Tensor) -> Tensor:
     """The target's logits of every token, in chunks of a prompt and one by one."""
-    logits = []
+    logits, verifier = [], executor.verifier
+    assert isinstance(verifier, TorchVerifier)
     bounds = (0, 7, 14, 21, 22, 23, 24)
     for start, end in pairwise(bounds):
         rows = torch.arange(end - start).expand(len(tokens), -1)
         where = span([start] * len(tokens), end - start)
         chunk = tokens[:, start:end]
-        logits.append(executor.pair.target_pass(executor._ops, chunk, rows, executor._caches, where))
+        logits.append(verifier.model.pair.target_pass(verifier.model.ops, chunk, rows, verifier.caches, where))
     return torch.cat(logits, dim=1)
 
 
 @torch.inference_mode()
-def draft_logits(executor: TorchExecutor, length: int, block: Tensor) -> Tensor:
+def draft_logits(executor: RankExecutor, length: int, block: Tensor) -> Tensor:
     """The drafter's logits for a block that follows what the caches hold."""
-    where = span([length] * len(block), block.shape[1])
-    return executor.pair.drafter_pass(executor._ops, block, block.shape[1] - 1, executor._caches, where)
+    verifier, where = executor.verifier, span([length] * len(block), block.shape[1])
+    assert isinstance(verifier, TorchVerifier) and verifier.caches.drafter is not None
+    model = verifier.model
+    return model.pair.drafter_pass(model.ops, block, block.shape[1] - 1, verifier.caches.drafter, where)
 
 
 @torch.inference_mode()

@@ -11,10 +11,10 @@ from torch.distributed import HashStore
 
 from dflash_trt.engine.directory import Engine
 from dflash_trt.ops.ranks import Ranks
+from dflash_trt.runtime.executor import Executor
 from dflash_trt.runtime.load import load_executor
 from dflash_trt.runtime.parallel_executor import ParallelExecutor, serve
 from dflash_trt.runtime.rank_group import connect
-from dflash_trt.runtime.step import Executor
 
 CPU = torch.device("cpu")
 

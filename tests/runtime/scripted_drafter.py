@@ -7,16 +7,16 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
-from dflash_trt.runtime.sampling import Sampling
-from dflash_trt.runtime.step import Executor, Step, Verified
+from dflash_trt.runtime.executor import Executor
+from dflash_trt.runtime.proposer import Proposal, Sequences
+from dflash_trt.runtime.verifier import Step, Verified
 
 
 class ScriptedDrafter:
     """Guesses from known outputs, each guess wrong with probability `error_rate`.
 
-    The contract gives a drafter no tokens but the anchor, so this one notes what `verify` writes where.
+    It notes what `verify` writes where and guesses from that, so that a slot which is mixed up shows.
     """
 
     def __init__(
@@ -25,7 +25,7 @@ class ScriptedDrafter:
         self.max_batch_size = executor.max_batch_size
         self.max_seq_len = executor.max_seq_len
         self.max_num_tokens = executor.max_num_tokens
-        self.block_size = executor.block_size
+        self.max_window = executor.max_window
         self._executor = executor
         self._outputs = [list(output) for output in outputs]
         self._vocab_size = vocab_size
@@ -38,9 +38,10 @@ class ScriptedDrafter:
             self._written[slot].update(enumerate(tokens, start))
         return self._executor.verify(step)
 
-    def draft(self, anchors: Tensor, kv_len: Tensor, slots: Tensor, sampling: Sampling, count: int) -> Tensor:
-        rows = zip(anchors.tolist(), kv_len.tolist(), slots.tolist(), strict=True)
-        return torch.tensor([self._guess([self._written[s][i] for i in range(n)] + [a]) for a, n, s in rows])[:, :count]
+    def propose(self, sequences: Sequences, count: int) -> Proposal:
+        rows = zip(*(part.tolist() for part in (sequences.anchors, sequences.kv_len, sequences.slots)), strict=True)
+        drafts = [self._guess([self._written[s][i] for i in range(n)] + [a]) for a, n, s in rows]
+        return Proposal(torch.tensor(drafts)[:, :count], torch.full_like(sequences.slots, count))
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         self._written[destination] = dict(self._written[source])
@@ -48,7 +49,7 @@ class ScriptedDrafter:
 
     def _guess(self, prefix: list[int]) -> list[int]:
         known = next((o[len(prefix) :] for o in self._outputs if o[: len(prefix)] == prefix), [])
-        guesses = (known + [0] * self.block_size)[: self.block_size - 1]
+        guesses = (known + [0] * self.max_window)[: self.max_window - 1]
         return [
             self._random.randrange(self._vocab_size) if self._random.random() < self._error_rate else guess
             for guess in guesses

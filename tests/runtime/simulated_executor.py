@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
-from dflash_trt.runtime.sampling import Sampling
-from dflash_trt.runtime.step import Step, Verified
+from dflash_trt.runtime.proposer import Proposal, Sequences
+from dflash_trt.runtime.verifier import Step, Verified
 
 VOCAB_SIZE = 1000
 MASK = -1
@@ -72,12 +71,19 @@ class SimulatedExecutor:
             chosen.append(following(held[: first + right], seed))
         return Verified(torch.tensor(accepted), torch.tensor(chosen))
 
-    def draft(self, anchors: Tensor, kv_len: Tensor, slots: Tensor, sampling: Sampling, count: int) -> Tensor:
-        assert slots.tolist() == list(range(len(slots)))
+    @property
+    def max_window(self) -> int:
+        return self.block_size
+
+    def propose(self, sequences: Sequences, count: int) -> Proposal:
+        assert sequences.slots.tolist() == list(range(len(sequences.slots)))
         rows = []
-        given = (part.tolist() for part in (anchors, kv_len, slots, sampling.seeds))
+        given = (
+            part.tolist() for part in (sequences.anchors, sequences.kv_len, sequences.slots, sequences.sampling.seeds)
+        )
         for anchor, length, slot, seed in zip(*given, strict=True):
             sequence = [*self.drafter[slot][:length], anchor]
+            assert sequence == list(sequences.tokens[slot]), "the proposer is given another sequence"
             assert sequence[:-1] == self.target[slot][:length], "the two caches differ"
             _write(self.drafter[slot], length, [MASK] * self.block_size)
             guesses = []
@@ -85,7 +91,7 @@ class SimulatedExecutor:
                 sequence.append(following(sequence, seed))
                 guesses.append(sequence[-1] if len(sequence) % 3 else 0)
             rows.append(guesses)
-        return torch.tensor(rows)[:, :count]
+        return Proposal(torch.tensor(rows)[:, :count], torch.full_like(sequences.slots, count))
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
         for caches in (self.target, self.drafter):

@@ -25,13 +25,13 @@ def test_perfect_drafter_reaches_the_block_size(
     llms: dict[str, LLM], name: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm = llms[name]
-    block_size = llm.executor.block_size
+    block_size = llm.executor.max_window
     params = SamplingParams(max_tokens=1 + 5 * block_size, temperature=temperature, seed=1, ignore_eos=True)
     prompts = distinct_prompts(8)
     outputs = llm.generate(prompts, params, verify_window=1)
     known = [output.prompt_token_ids + output.outputs[0].token_ids for output in outputs]
     monkeypatch.setattr(llm, "executor", ScriptedDrafter(llm.executor, known, 97, error_rate=0.0))
-    statistics = llm.generate(prompts, params, verify_window=llm.executor.block_size).statistics
+    statistics = llm.generate(prompts, params, verify_window=llm.executor.max_window).statistics
     assert statistics.acceptance_length == block_size
     assert statistics.accepted_tokens == statistics.draft_tokens == 8 * 5 * (block_size - 1)
 
@@ -40,7 +40,7 @@ def test_perfect_drafter_reaches_the_block_size(
 def test_random_drafter_is_accepted_about_never(llms: dict[str, LLM], name: str) -> None:
     params = SamplingParams(max_tokens=60, ignore_eos=True)
     llm = llms[name]
-    statistics = llm.generate(distinct_prompts(8), params, verify_window=llm.executor.block_size).statistics
+    statistics = llm.generate(distinct_prompts(8), params, verify_window=llm.executor.max_window).statistics
     assert 1.0 <= statistics.acceptance_length < 1.25
 
 
@@ -53,10 +53,10 @@ def test_trained_drafter_at_every_batch_size(
     prompts = [llm.encode_chat([{"role": "user", "content": prompt}]) for prompt in PROMPTS[:8]]
     params = SamplingParams(max_tokens=64, temperature=1.0, seed=11)
     monkeypatch.setattr(llm.executor, "max_batch_size", batch_size)
-    statistics = llm.generate(prompts, params, verify_window=llm.executor.block_size).statistics
+    statistics = llm.generate(prompts, params, verify_window=llm.executor.max_window).statistics
     assert statistics.acceptance_length > 2
     monkeypatch.setattr(llm.executor, "max_batch_size", 1)
-    alone = llm.generate(prompts, params, verify_window=llm.executor.block_size).statistics
+    alone = llm.generate(prompts, params, verify_window=llm.executor.max_window).statistics
     assert statistics == alone
 
 

@@ -59,7 +59,7 @@ def test_joint_of_three_tokens(tmp_path: Path, name: str) -> None:
     random_drafter(tmp_path / "drafter", target, num_hidden_layers=1, target_layer_ids=(0, 1))
     llm = build_pair(tmp_path / "engine", tmp_path / "target", tmp_path / "drafter", max_batch_size=500)
     params = [SamplingParams(max_tokens=3, seed=seed, ignore_eos=True, **PARAMS[name]) for seed in range(DRAWS)]
-    generation = llm.generate([PROMPT] * DRAWS, params, verify_window=llm.executor.block_size)
+    generation = llm.generate([PROMPT] * DRAWS, params, verify_window=llm.executor.max_window)
     assert generation.statistics.accepted_tokens > 1000  # speculation took part
 
     counts = np.zeros((VOCAB_SIZE,) * 3)

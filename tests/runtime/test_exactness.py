@@ -67,7 +67,7 @@ def test_speculation_changes_no_token(
         error_rate = 0.5 if drafter == "half-good" else 0.0
         monkeypatch.setattr(llm, "executor", ScriptedDrafter(llm.executor, known, vocab_size, error_rate))
 
-    block = llm.executor.block_size
+    block = llm.executor.max_window
     for window in (3, block) if name in NARROW else range(1, block + 1):
         assert tokens_of(llm, prompts, params, window) == expected
         alone = [tokens_of(llm, [p], [q], window)[0] for p, q in zip(prompts, params, strict=True)]
@@ -82,7 +82,7 @@ def test_fewer_slots_than_prompts(llms: dict[str, LLM], max_batch_size: int, mon
     prompts, params = map(list, zip(*(random_case(rng, 500) for _ in range(10)), strict=True))
     expected = tokens_of(llm, prompts, params, 1)
     monkeypatch.setattr(llm.executor, "max_batch_size", max_batch_size)
-    assert tokens_of(llm, prompts, params, llm.executor.block_size) == expected
+    assert tokens_of(llm, prompts, params, llm.executor.max_window) == expected
 
 
 @pytest.mark.parametrize("name", ["tiny", *QUANTIZED, *NARROW])
@@ -91,10 +91,10 @@ def test_chunks_of_the_prompt_change_no_token(llms: dict[str, LLM], name: str, m
     vocab_size = llm.engine.config.pretrained_config.vocab_size
     prompt = [random.Random(1).randrange(3, vocab_size) for _ in range(61)]
     params = [SamplingParams(max_tokens=24, temperature=1.0, seed=1)]
-    expected = tokens_of(llm, [prompt], params, llm.executor.block_size)
+    expected = tokens_of(llm, [prompt], params, llm.executor.max_window)
     for chunk in (1, 7, 60, 61):
         monkeypatch.setattr(llm.executor, "max_num_tokens", chunk)
-        assert tokens_of(llm, [prompt], params, llm.executor.block_size) == expected
+        assert tokens_of(llm, [prompt], params, llm.executor.max_window) == expected
 
 
 def test_seed_decides_sampled_outputs(llms: dict[str, LLM]) -> None:

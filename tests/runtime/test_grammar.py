@@ -38,7 +38,7 @@ def test_output_has_its_form_with_and_without_speculation(
     params = SamplingParams(max_tokens=60, temperature=temperature, seed=3, structured_outputs=form, logprobs=2)
     alone, drafted = (
         llm.generate(["Once upon a time"], params, verify_window=window)[0].outputs[0]
-        for window in (1, llm.executor.block_size)
+        for window in (1, llm.executor.max_window)
     )
     assert drafted.token_ids == alone.token_ids
     assert drafted.finish_reason == "stop"
@@ -49,7 +49,7 @@ def test_output_has_its_form_with_and_without_speculation(
 
 def test_drafts_stay_inside_a_form(llms: dict[str, LLM]) -> None:
     params = SamplingParams(max_tokens=60, structured_outputs=StructuredOutputs(regex="[a-f]{20}"))
-    generation = llms["tiny"].generate(["Once upon a time"], params, verify_window=llms["tiny"].executor.block_size)
+    generation = llms["tiny"].generate(["Once upon a time"], params, verify_window=llms["tiny"].executor.max_window)
     assert generation.statistics.accepted_tokens > 0
 
 
@@ -128,7 +128,7 @@ def test_a_dead_end_ends_one_request(
         llm.new_request("Once upon", params.each()[0], where="here")
         for params in (SamplingParams(temperature=temperature, seed=1, structured_outputs=form), plain)
     )
-    run(llm, [dead, other], min(window, llm.executor.block_size))
+    run(llm, [dead, other], min(window, llm.executor.max_window))
     assert (dead.finish_reason, dead.text) == ("error", "abc")
     assert dead.error is not None
     assert dead.error.startswith("structured_outputs: no token")
@@ -200,7 +200,7 @@ def test_float32_stays_in_a_form_at_any_temperature(tmp_path: Path, temperature:
             for seed, (form, _) in enumerate(FORMS)
             for filters in ({}, {"top_p": 0.9, "min_p": 0.01}, {"top_k": 2, "logit_bias": {40: 100.0, 41: -100.0}})
         ]
-        outputs = llm.generate(["Once upon a time"] * len(params), params, verify_window=llm.executor.block_size)
+        outputs = llm.generate(["Once upon a time"] * len(params), params, verify_window=llm.executor.max_window)
     for index, output in enumerate(outputs):
         for completion in output.outputs:
             assert completion.finish_reason == "stop"
@@ -226,7 +226,7 @@ def test_a_target_without_an_end_of_sequence(
     compiler = GrammarCompiler(llm.tokenizer, config.vocab_size, [])
     monkeypatch.setattr(llm, "_compiler", compiler)
     params = SamplingParams(max_tokens=12, structured_outputs=StructuredOutputs(regex=form))
-    for window in (1, llm.executor.block_size):
+    for window in (1, llm.executor.max_window):
         (output,) = llm.generate(["Once upon"], params, verify_window=window)[0].outputs
         assert re.fullmatch(form, output.text)
         assert output.finish_reason == ("stop" if ends else "length")

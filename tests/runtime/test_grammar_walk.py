@@ -185,7 +185,7 @@ def test_a_request_that_is_too_ambiguous_ends_alike_with_any_window(
     monkeypatch.setattr(llm, "_compiler", strict)
     form = StructuredOutputs(grammar="root ::= (s s s)+\ns ::= [a-z ] | s s")
     found = []
-    for window in (1, 2, llm.executor.block_size):
+    for window in (1, 2, llm.executor.max_window):
         params = SamplingParams(max_tokens=40, temperature=temperature, seed=5, structured_outputs=form)
         request = llm.new_request("Once upon a time", params.each()[0], where="here")
         scheduler = Scheduler(llm.executor, FixedWindow(window))

@@ -129,7 +129,7 @@ def started(prompts: list[int], chunk: int) -> list[int]:
 
 
 def test_statistics_add_up(llm: LLM) -> None:
-    generation = llm.generate(chats(llm), SamplingParams(max_tokens=40), verify_window=llm.executor.block_size)
+    generation = llm.generate(chats(llm), SamplingParams(max_tokens=40), verify_window=llm.executor.max_window)
     statistics = generation.statistics
     each = [output.outputs[0].statistics for output in generation]
     assert statistics.output_tokens == sum(len(output.outputs[0].token_ids) for output in generation)
@@ -163,7 +163,7 @@ def test_refuses_prompts(llm: LLM, prompts: list[list[int]], message: str) -> No
 def test_refuses_parameters(llm: LLM) -> None:
     with pytest.raises(UserError, match="2 sampling parameters for 1 prompts"):
         llm.generate([[3]], [SamplingParams()] * 2)
-    for window in (0, llm.executor.block_size + 1):
+    for window in (0, llm.executor.max_window + 1):
         with pytest.raises(UserError, match=f"verify_window is {window}"):
             llm.generate([[3]], verify_window=window)
 

@@ -33,7 +33,7 @@ def tensors_of(held: Any) -> Iterator[Tensor]:
 @pytest.mark.parametrize("name", ["tiny", *QUANTIZED])
 def test_weights_are_held_once_and_mapped(llms: Engines, name: str) -> None:
     """Every tensor lies in the file, quantized ones in the types that they have there, and there is no other."""
-    engine, pair = llms[name].engine, llms[name].executor.pair
+    engine, pair = llms[name].engine, llms[name].executor.verifier.model.pair
     maps = psutil.Process().memory_maps(grouped=False)
     for weights, file in (
         (pair.target_weights, engine.target_weights),
@@ -50,10 +50,10 @@ def test_weights_are_held_once_and_mapped(llms: Engines, name: str) -> None:
 
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_each_model_has_its_own_formats(llms: Engines, name: str) -> None:
-    executor = llms[name].executor
+    verifier = llms[name].executor.verifier
     kinds = {"FP8": FP8Tensor, "NVFP4": NVFP4Tensor, "W4A16_NVFP4": NVFP4Tensor, None: Tensor}
-    models = (executor.pair.target_weights, executor.pair.drafter_weights)
-    caches = (executor._caches.target, executor._caches.drafter)
+    models = (verifier.model.pair.target_weights, verifier.model.pair.drafter_weights)
+    caches = (verifier.caches.target, verifier.caches.drafter)
     for (algo, fp8_cache), weights, cache in zip(QUANTIZED[name], models, caches, strict=True):
         for layer in weights.layers:
             for linear in (layer.q, layer.k, layer.v, layer.o, layer.gate, layer.up, layer.down):
@@ -66,7 +66,7 @@ def test_each_model_has_its_own_formats(llms: Engines, name: str) -> None:
 @pytest.mark.parametrize("name", ["llama", *QUANTIZED])
 def test_a_pair_of_checkpoints_is_that_of_an_engine(llms: Engines, name: str) -> None:
     """The checkpoints are in float32, the engine in float64."""
-    root, built = llms.root / name, llms[name].executor.pair
+    root, built = llms.root / name, llms[name].executor.verifier.model.pair
     target, drafter = open_target(root / "target"), open_drafter(root / "drafter")
     pair = load_pair(target, drafter, positions=40, dtype=torch.float64, device=torch.device("cpu"))
     assert (pair.target, pair.drafter) == (built.target, built.drafter)

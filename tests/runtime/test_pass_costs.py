@@ -151,6 +151,6 @@ def test_an_engine_remembers_when_it_is_closed(llms: Engines) -> None:
     path = llms["llama"].engine.path
     with LLM(path, device="cpu") as llm:
         llm.generate([[5, 6]])
-        file = costs_file(llm.engine)
+        file = costs_file(llm.engine, "dflash")
         file.unlink(missing_ok=True)
-    assert PassCosts(file).seconds(1, llm.executor.block_size) is not None
+    assert PassCosts(file).seconds(1, llm.executor.max_window) is not None

@@ -17,11 +17,12 @@ from torch import Tensor
 
 from dflash_trt.models.pair import Pair
 from dflash_trt.ops.base import Ops
+from dflash_trt.runtime.executor import Executor
 from dflash_trt.runtime.llm import LLM
+from dflash_trt.runtime.proposer import Proposal, Sequences
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import SamplingParams
 from dflash_trt.runtime.scheduler import Scheduler
-from dflash_trt.runtime.step import Executor
 from dflash_trt.runtime.window import FixedWindow
 from tests.conftest import Engines, build_pair
 
@@ -39,7 +40,7 @@ PARAMS = [
 def llm(llms: Engines, request: pytest.FixtureRequest) -> Iterator[LLM]:
     """The random pair, one of whose tokens has an embedding that is none."""
     llm = llms["llama"]
-    embedding = llm.executor.pair.target_weights.embedding  # type: ignore[attr-defined]
+    embedding = llm.executor.verifier.model.pair.target_weights.embedding  # type: ignore[attr-defined]
     sound = embedding[POISON].clone()
     embedding[POISON] = request.param
     yield llm
@@ -92,7 +93,7 @@ def test_other_outputs_of_a_call_are_kept(llm: LLM, kind: str, window: int) -> N
 def test_logits_that_decide_nothing_end_nothing(llms: Engines, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a prompt's token whose logits alone are not finite, at the end of a chunk or inside of one."""
     llm = llms["qwen3"]
-    pair = type(llm.executor.pair)  # type: ignore[attr-defined]
+    pair = type(llm.executor.verifier.model.pair)  # type: ignore[attr-defined]
     target_pass = pair.target_pass
 
     def overflowing(self: Pair, ops: Ops, tokens: Tensor, rows: Tensor, *where: Any) -> Tensor:
@@ -117,10 +118,10 @@ class BadGuesses:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._executor, name)
 
-    def draft(self, *arguments: Any) -> Tensor:
-        drafts = self._executor.draft(*arguments)
-        there = torch.tensor([[self._random.random() < 0.4 for _ in row] for row in drafts])
-        return drafts.masked_fill(there, self._token)
+    def propose(self, sequences: Sequences, count: int) -> Proposal:
+        proposal = self._executor.propose(sequences, count)
+        there = torch.tensor([[self._random.random() < 0.4 for _ in row] for row in proposal.tokens])
+        return Proposal(proposal.tokens.masked_fill(there, self._token), proposal.draft_len)
 
 
 def outputs(llm: LLM, window: int) -> list[list[int]]:
@@ -154,7 +155,7 @@ def test_a_draft_token_that_overflows_ends_nothing(
     llms["llama"]
     root = llms.root / "llama"
     llm = build_pair(tmp_path / "engine", root / "target", root / "drafter", dtype=dtype)
-    weights = llm.executor.pair.target_weights  # type: ignore[attr-defined]
+    weights = llm.executor.verifier.model.pair.target_weights  # type: ignore[attr-defined]
     embedding, layer = weights.embedding, weights.layers[0]
     # Only that token has anything in the first dimension, of which its keys or values are too large.
     embedding[:, 0] = 0

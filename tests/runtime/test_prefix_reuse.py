@@ -93,7 +93,7 @@ def test_the_longest_prefix_is_found(sequences: list[list[int]], prompt: list[in
 
 def turns(llm: LLM, params: SamplingParams, *, reuse_prefixes: bool) -> tuple[list[Request], Scheduler]:
     """Four conversations of three turns, all of a turn together."""
-    scheduler = Scheduler(llm.executor, FixedWindow(llm.executor.block_size), reuse_prefixes=reuse_prefixes)
+    scheduler = Scheduler(llm.executor, FixedWindow(llm.executor.max_window), reuse_prefixes=reuse_prefixes)
     prompts = [llm.encode_chat([{"role": "user", "content": prompt}]) for prompt in PROMPTS]
     requests: list[Request] = []
     for _ in range(3):

@@ -44,7 +44,7 @@ def test_ranks_change_no_token(
     prompts, params = map(list, zip(*(random_case(rng, vocab_size) for _ in range(6)), strict=True))
     params = [replace(each, max_tokens=min(each.max_tokens or 1, 12)) for each in params]
     plain = [SamplingParams(max_tokens=8, temperature=t, seed=i, ignore_eos=True) for i, t in enumerate((0, 1, 1, 0))]
-    block_size = llm.executor.block_size
+    block_size = llm.executor.max_window
     expected, expected_plain = tokens_of(llm, prompts, params, 1), tokens_of(llm, prompts[:4], plain, 1)
     with parallel_executor(with_ranks(llms, name, ranks, tmp_path)) as executor:
         monkeypatch.setattr(llm, "executor", executor)
@@ -66,7 +66,7 @@ def test_a_drafter_with_its_own_head(tmp_path: Path, llms: Engines, monkeypatch:
         config = replace(llm.engine.config.build_config, tp_size=ranks)
         with parallel_executor(build_engine(*checkpoints, config, tmp_path / str(ranks))) as executor:
             monkeypatch.setattr(llm, "executor", executor)
-            stream = llm.generate([[5, 6, 7], [8]], params, verify_window=llm.executor.block_size)
+            stream = llm.generate([[5, 6, 7], [8]], params, verify_window=llm.executor.max_window)
             outputs.append(([o.outputs[0].token_ids for o in stream], stream.statistics))
     assert outputs[0] == outputs[1], "guesses are the same too, or other counts of them would be accepted"
 
@@ -79,7 +79,7 @@ def test_slots_move_on_every_rank(llms: Engines, tmp_path: Path, monkeypatch: py
     with parallel_executor(with_ranks(llms, "tiny", 2, tmp_path)) as executor:
         monkeypatch.setattr(executor, "max_batch_size", 3)
         monkeypatch.setattr(llm, "executor", executor)
-        assert tokens_of(llm, prompts, params, executor.block_size) == expected
+        assert tokens_of(llm, prompts, params, executor.max_window) == expected
 
 
 def test_a_rank_never_sends_whole_rows_unless_they_are_needed(
@@ -90,7 +90,7 @@ def test_a_rank_never_sends_whole_rows_unless_they_are_needed(
     sizes: list[int] = []
     with parallel_executor(engine) as executor:
         monkeypatch.setattr(llm, "executor", executor)
-        group = executor._executor._ranks.group
+        group = executor._executor.verifier.model.ranks.group
 
         class Counted:
             def _allgather_base(self, gathered: torch.Tensor, x: torch.Tensor) -> object:
@@ -100,7 +100,7 @@ def test_a_rank_never_sends_whole_rows_unless_they_are_needed(
             def broadcast(self, x: torch.Tensor, root: int) -> object:
                 return group.broadcast(x, root)
 
-        object.__setattr__(executor._executor._ranks, "group", Counted())
+        object.__setattr__(executor._executor.verifier.model.ranks, "group", Counted())
         row = 697 // 2 * 8
         plain = SamplingParams(max_tokens=4, temperature=1.0, seed=1, ignore_eos=True)
         llm.generate([[5]], plain, verify_window=1)
@@ -115,7 +115,7 @@ def test_what_one_rank_cannot_represent_is_refused_by_all_and_the_next_call_work
     llm = llms["llama"]
     with parallel_executor(with_ranks(llms, "llama", 2, tmp_path)) as executor:
         monkeypatch.setattr(llm, "executor", executor)
-        head = executor._executor.pair.target_weights.head.weight
+        head = executor._executor.verifier.model.pair.target_weights.head.weight
         params = SamplingParams(max_tokens=4, ignore_eos=True)
         expected = tokens_of(llm, [[5, 6]], [params], 1)
         kept = head[3, 0].item()

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from dflash_trt.engine.network import record_drafter, record_target
 from dflash_trt.ops.ranks import Ranks
+from dflash_trt.runtime.executor import RankExecutor
 from dflash_trt.runtime.llm import LLM
 from dflash_trt.runtime.parallel_executor import ParallelExecutor
 from dflash_trt.runtime.sampling import SamplingParams
-from dflash_trt.runtime.tensorrt_executor import EnginePass, TensorRTExecutor
+from dflash_trt.runtime.tensorrt_executor import EnginePass, TensorRTDFlash, tensorrt_executor
 from tests.engine.recorded import Recorded, for_tensorrt, interpret, rank_pairs, shared_of
 from tests.models.test_dflash import as_speculators
 from tests.runtime.rank_threads import executor_of
@@ -73,9 +74,9 @@ def llms(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         for record in (record_target, record_drafter)
     )
 
-    def load(ranks: Ranks) -> TensorRTExecutor:
+    def load(ranks: Ranks) -> RankExecutor:
         passes = targets.of_rank(ranks.rank), drafters.of_rank(ranks.rank)
-        return TensorRTExecutor(config, *passes, shared_of(config, pairs[ranks.rank]), ranks=ranks)
+        return tensorrt_executor(config, *passes, shared_of(config, pairs[ranks.rank]), ranks=ranks)
 
     expected, actual = (LLM(root / "one", device="cpu") for _ in range(2))
     with executor_of(size, load) as executor:
@@ -95,7 +96,7 @@ def llms(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_decodes_as_the_torch_executor(llms: tuple[LLM, LLM], params: SamplingParams) -> None:
     """Five prompts in fewer slots, one of two chunks, so that slots move and are taken again, and passes are padded."""
     expected, actual = (
-        [each.outputs[0] for each in llm.generate(PROMPTS, params, verify_window=llm.executor.block_size)]
+        [each.outputs[0] for each in llm.generate(PROMPTS, params, verify_window=llm.executor.max_window)]
         for llm in llms
     )
     assert [each.token_ids for each in actual] == [each.token_ids for each in expected]
@@ -106,9 +107,10 @@ def test_a_drafter_that_overflows_costs_guesses_only(llms: tuple[LLM, LLM]) -> N
     """It chooses no token, which the target must not be given."""
     expected, actual = llms
     assert isinstance(actual.executor, ParallelExecutor)
-    executor = actual.executor._executor
-    assert isinstance(executor, TensorRTExecutor)
-    run, params = executor._run_drafter, SamplingParams(max_tokens=9, ignore_eos=True)
+    proposer = actual.executor._executor.proposer
+    assert isinstance(proposer, TensorRTDFlash)
+    engine = proposer._engine
+    run, params = engine._run, SamplingParams(max_tokens=9, ignore_eos=True)
 
     def overflowing(profile: str, tensors: Mapping[str, Tensor]) -> None:
         run(profile, tensors)
@@ -116,9 +118,9 @@ def test_a_drafter_that_overflows_costs_guesses_only(llms: tuple[LLM, LLM]) -> N
         if "drafts" in tensors:
             tensors["drafts"].fill_(-1)
 
-    executor._run_drafter = overflowing
+    engine._run = overflowing
     try:
         tokens = [each.outputs[0].token_ids for each in actual.generate(PROMPTS, params)]
     finally:
-        executor._run_drafter = run
+        engine._run = run
     assert tokens == [each.outputs[0].token_ids for each in expected.generate(PROMPTS, params)]

@@ -1,4 +1,4 @@
-"""The torch executor against the contract of step.py."""
+"""The torch backend against the contracts of verifier and proposer."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
+from dflash_trt.runtime.executor import Executor
 from dflash_trt.runtime.llm import LLM
+from dflash_trt.runtime.proposer import Sequences
 from dflash_trt.runtime.sampling import Sampling, SamplingParams
-from dflash_trt.runtime.step import Executor, Step, Verified
+from dflash_trt.runtime.verifier import Step, Verified
 from tests.conftest import build_pair
 from tests.tiny_models import random_drafter, random_target
 
@@ -28,6 +31,14 @@ def verify(
             sampling=Sampling.of([SamplingParams(seed=0)] * len(rows), [()] * len(rows)),
         )
     )
+
+
+def drafted(
+    executor: Executor, anchors: Tensor, kv_len: Tensor, slots: Tensor, sampling: Sampling, count: int
+) -> Tensor:
+    proposal = executor.propose(Sequences(anchors, kv_len, slots, sampling, tokens=((),) * len(anchors)), count)
+    assert proposal.draft_len.tolist() == [count] * len(anchors)
+    return proposal.tokens
 
 
 def greedy(llm: LLM, prompt: list[int], count: int) -> list[int]:
@@ -80,9 +91,9 @@ def test_moved_slot_goes_on(llms: dict[str, LLM]) -> None:
     sampling = Sampling.of([SamplingParams(seed=0)], [()])
     anchor = verify(executor, [prompt], [0], [5], [0]).next
     kv_len = torch.tensor([len(prompt)])
-    drafts = executor.draft(anchor, kv_len, torch.tensor([5]), sampling, 7)
+    drafts = drafted(executor, anchor, kv_len, torch.tensor([5]), sampling, 7)
     executor.move_slot(5, 2, len(prompt))
-    assert torch.equal(executor.draft(anchor, kv_len, torch.tensor([2]), sampling, 7), drafts)
+    assert torch.equal(drafted(executor, anchor, kv_len, torch.tensor([2]), sampling, 7), drafts)
     step = [anchor.tolist() + drafts[0].tolist()]
     old, new = (verify(executor, step, [len(prompt)], [slot], [len(step[0]) - 1]) for slot in (5, 2))
     assert torch.equal(old.accepted, new.accepted) and torch.equal(old.next, new.next)
@@ -107,10 +118,10 @@ def test_fewer_guesses_are_the_first_of_all(llms: dict[str, LLM]) -> None:
     for slot, prompt in enumerate(([40, 41, 42], [50, 51])):
         verify(executor, [prompt], [0], [slot], [0])
     where = torch.tensor([60, 61]), torch.tensor([3, 2]), torch.arange(2)
-    whole = executor.draft(*where, sampling, 7)
+    whole = drafted(executor, *where, sampling, 7)
     assert whole.shape == (2, 7)
     for count in range(1, 7):
-        assert torch.equal(executor.draft(*where, sampling, count), whole[:, :count])
+        assert torch.equal(drafted(executor, *where, sampling, count), whole[:, :count])
 
 
 def test_overflow_is_told(tmp_path: Path) -> None:

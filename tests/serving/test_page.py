@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-
 @pytest.fixture(scope="module")
 def server(llms: Engines) -> Iterator[RunningServer]:
     # With a fixed window the same tokens are drafted each time.
-    with running(llms["tiny"], verify_window=llms["tiny"].executor.block_size) as server:
+    with running(llms["tiny"], verify_window=llms["tiny"].executor.max_window) as server:
         yield server
 
 

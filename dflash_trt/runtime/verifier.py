@@ -1,6 +1,6 @@
-"""The contract between whatever decides what to run and whatever runs it.
+"""What runs the target: the contract of a verifier, the step that it is given and what it makes of it.
 
-An executor owns weights and caches and knows nothing of requests; the scheduler and the speculative loop know requests
+A verifier owns weights and caches and knows nothing of requests; the scheduler and the speculative loop know requests
 and nothing of tensors' whereabouts. All tensors of the contract are int64 on the CPU.
 """
 
@@ -94,28 +94,20 @@ class Step:
         return Verified(accepted, chosen.gather(1, accepted[:, None])[:, 0])
 
 
-class Executor(Protocol):
-    """Steps a target and its drafter. Row b of a result belongs to row b of the input.
+class Verifier(Protocol):
+    """Runs the target. Row b of a result belongs to row b of the step.
 
-    A slot's caches hold `max_seq_len` positions and a block's lookahead. What a pass writes past a sequence's length
-    (rejected guesses, a drafted block, rows beyond `q_len`) is overwritten before anything reads it.
+    A slot's caches hold `max_seq_len` positions and as many more as a step may verify. What a pass writes past a
+    sequence's length (rejected draft tokens, rows beyond `q_len`) is overwritten before anything reads it.
     """
 
     max_batch_size: int
     max_seq_len: int
     max_num_tokens: int
     """The longest prompt chunk that one pass takes."""
-    block_size: int
-    """b: a draft has b - 1 tokens."""
 
     def verify(self, step: Step) -> Verified:
-        """Run the target, write its own and the drafter's caches, and choose; prefill is a step with no guesses."""
-
-    def draft(self, anchors: Tensor, kv_len: Tensor, slots: Tensor, sampling: Sampling, count: int) -> Tensor:
-        """[B, count] guesses for what follows `anchors` [B], each the last token emitted and not yet in the caches.
-
-        A block is always drafted whole; `count`, 1..b - 1, says how many of its guesses are wanted.
-        """
+        """Run the target, write its caches and those that it writes for a proposer, and choose tokens."""
 
     def move_slot(self, source: int, destination: int, length: int) -> None:
-        """Copy the first `length` positions of both caches from one slot to another."""
+        """Copy the first `length` positions of the target's caches from one slot to another."""
