@@ -46,7 +46,7 @@ def drafted(pair: Pair, held: Caches, slots: list[int], starts: list[int], ancho
     block[:, 0] = torch.tensor(anchors)
     where = Span(torch.tensor(slots), torch.tensor(starts)[:, None] + torch.arange(size), max(starts) + size)
     with torch.inference_mode():
-        return pair.drafter_pass(CPUOps(), block, size - 1, held, where)
+        return pair.drafter_pass(CPUOps(), block, size - 1, held.drafter, where)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
