@@ -10,6 +10,7 @@ from dflash_trt.checkpoint.gguf_config import end_token_ids, token_id
 from dflash_trt.checkpoint.gguf_file import GGUFFile, find_gguf
 from dflash_trt.checkpoint.gguf_tokenizer import read_tokenizer
 from dflash_trt.checkpoint.json_object import JsonObject
+from dflash_trt.checkpoint.regular_file import is_file, read_file
 from dflash_trt.checkpoint.target import CONFIG_FILE, GENERATION_CONFIG_FILE
 from dflash_trt.errors import UserError, access
 
@@ -28,6 +29,8 @@ TOKENIZER_FILES = (
     GENERATION_CONFIG_FILE,
 )
 """All that may be copied."""
+_LARGEST = 256 << 20
+"""Bytes of one of them; vocabularies of 256,000 tokens take 35 million."""
 
 _GGUF_CHAT_TEMPLATE = "tokenizer.chat_template"
 _GGUF_SPECIAL_TOKENS = {
@@ -79,6 +82,8 @@ def load_tokenizer(directory: Path, origin: Path | None = None) -> PreTrainedTok
     Raises:
         UserError: a file is missing or damaged.
     """
+    for name in TOKENIZER_FILES:
+        is_file(directory / name)  # refuses what waits when it is opened
     from transformers import AutoTokenizer  # takes seconds, which ranks without a tokenizer save
 
     try:
@@ -90,21 +95,20 @@ def load_tokenizer(directory: Path, origin: Path | None = None) -> PreTrainedTok
 
 def _stored(source: Path) -> dict[str, bytes]:
     for name in (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE):
-        if not (source / name).is_file():
+        if not is_file(source / name):
             raise UserError(
                 f"{source / name}: no such file; write it with "
                 "transformers.AutoTokenizer.from_pretrained(...).save_pretrained(...)"
             )
     files = {}
     for name in TOKENIZER_FILES:
-        if (source / name).is_file():
-            with access(source / name, "read"):
-                files[name] = (source / name).read_bytes()
+        if is_file(source / name):
+            files[name] = read_file(source / name, _LARGEST)
     if CHAT_TEMPLATE_FILE not in files:
         template = _template_of(JsonObject.from_file(source / TOKENIZER_CONFIG_FILE))
         if template is not None:
             files[CHAT_TEMPLATE_FILE] = template.encode()
-    if GENERATION_CONFIG_FILE not in files and (source / CONFIG_FILE).is_file():
+    if GENERATION_CONFIG_FILE not in files and is_file(source / CONFIG_FILE):
         config = JsonObject.from_file(source / CONFIG_FILE)
         found = {key: config.values[key] for key in ("bos_token_id", "eos_token_id") if key in config}
         if found:

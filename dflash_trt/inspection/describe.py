@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from dflash_trt.checkpoint.declaration import Declaration, read_declaration
 from dflash_trt.checkpoint.drafter import DrafterConfig
+from dflash_trt.checkpoint.json_object import JsonObject
 from dflash_trt.checkpoint.open_checkpoint import DrafterCheckpoint, TargetCheckpoint, open_drafter, open_target
+from dflash_trt.checkpoint.regular_file import is_file
 from dflash_trt.checkpoint.target import CONFIG_FILE, TargetConfig
 from dflash_trt.checkpoint.weights import SafetensorsWeights
 from dflash_trt.engine.directory import is_engine_config
@@ -110,8 +111,5 @@ def _plain(config: Any) -> dict[str, Any]:
 
 
 def _config(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads((path / CONFIG_FILE).read_text())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    """Its config.json, where it is a directory that has one."""
+    return dict(JsonObject.from_file(path / CONFIG_FILE).values) if is_file(path / CONFIG_FILE) else {}

@@ -106,7 +106,10 @@ ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         (b"[1, 2]", "header cannot be read"),
         (b"[" * 200_000, "header cannot be read"),
         (json.dumps({"a": ENTRY | {"shape": [1e400]}}).encode(), "header cannot be read"),
-        (json.dumps({"a": ENTRY | {"shape": [-1, -2]}}).encode(), "header cannot be read (a size is negative)"),
+        (
+            json.dumps({"a": ENTRY | {"shape": [-1, -2]}}).encode(),
+            "header cannot be read (tensor a: a size is negative)",
+        ),
         (b'{"a": {"dtype": "F32"}}', "header cannot be read"),
         (json.dumps({"a": ENTRY | {"dtype": "F4"}}).encode(), "tensor a has type F4; supported are F64, F32"),
         (

@@ -258,9 +258,9 @@ RUNS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "log-probabilities as text": (["--prompt", "x", "--logprobs", "2"], ("--logprobs", "--format json")),
     "two forms": (["--prompt", "x", "--regex", "a", "--json_schema", "{}"], ("--json_schema", "--regex")),
     "no schema": (["--prompt", "x", "--json_schema", "{"], ("structured_outputs.json", "JSON")),
-    "absent schema": (["--prompt", "x", "--json_schema", "@nowhere.json"], ("nowhere.json: cannot be read",)),
+    "absent schema": (["--prompt", "x", "--json_schema", "@nowhere.json"], ("nowhere.json: no such file",)),
     "no expression": (["--prompt", "x", "--regex", "(a"], ("structured_outputs.regex", "parenthesis")),
-    "absent grammar": (["--prompt", "x", "--grammar", "nowhere.ebnf"], ("nowhere.ebnf: cannot be read",)),
+    "absent grammar": (["--prompt", "x", "--grammar", "nowhere.ebnf"], ("nowhere.ebnf: no such file",)),
     "form past its end": (["--prompt", "x", "--regex", "a", "--ignore_eos"], ("ignore_eos", "structured_outputs")),
     "exclusive": (
         ["--prompt", "x", "--verify_window", "2", "--no_speculation"],
