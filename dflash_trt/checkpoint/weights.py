@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -251,7 +251,7 @@ def _described(name: str, entry: dict[str, Any]) -> tuple[str, str, tuple[int, .
     return name, str(entry.get("dtype")), tuple(shape), start, end
 
 
-def _are_integers(value: Any) -> bool:
+def _are_integers(value: Any) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(number) is int for number in value)
 
 

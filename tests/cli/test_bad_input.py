@@ -363,8 +363,14 @@ def test_run_refuses_engine(engine: Path, capsys: pytest.CaptureFixture[str], mi
     check(invoke(capsys, "run", "--engine_dir", engine, "--prompt", "x"), fragments)
 
 
-@pytest.mark.parametrize("failure", [RuntimeError("not enough memory"), torch.OutOfMemoryError(), MemoryError()])
-def test_run_refuses_when_caches_cannot_be_allocated(
+ALLOCATOR = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
+"""As torch words it."""
+
+
+@pytest.mark.parametrize(
+    "failure", [RuntimeError(ALLOCATOR), RuntimeError("std::bad_alloc"), torch.OutOfMemoryError(), MemoryError()]
+)
+def test_run_refuses_when_memory_cannot_be_allocated(
     llms: Engines, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
     engine = llms["llama"].engine
@@ -372,9 +378,26 @@ def test_run_refuses_when_caches_cannot_be_allocated(
     def fail(*arguments: object, **options: object) -> None:
         raise failure
 
-    monkeypatch.setattr(load, "TorchExecutor", fail)
-    result = invoke(capsys, "run", "--engine_dir", engine.path, "--prompt", "x", "--device", "cpu")
-    check(result, (f"caches take {engine.config.cache_bytes} bytes", "--max_batch_size", "--max_seq_len"))
+    for step, fragments in (
+        ("TorchExecutor", (f"caches take {engine.config.cache_bytes} bytes", "--max_batch_size", "--max_seq_len")),
+        ("load_rank", ("cpu has no memory for its weights", "--tp_size")),
+    ):
+        monkeypatch.setattr(load, step, fail)
+        result = invoke(capsys, "run", "--engine_dir", engine.path, "--prompt", "x", "--device", "cpu")
+        check(result, fragments)
+
+
+@pytest.mark.parametrize("step", ["TorchExecutor", "load_rank"])
+def test_other_failures_keep_their_message(
+    llms: Engines, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr(load, step, fail)
+    path = llms["llama"].engine.path
+    result = invoke(capsys, "run", "--engine_dir", path, "--prompt", "x", "--device", "cpu")
+    assert result.status == 1 and "RuntimeError: mat1 and mat2 shapes cannot be multiplied" in result.err
 
 
 @pytest.mark.parametrize(("option", "value"), [("max_output_len", "0"), ("verify_window", "0"), ("verify_window", "9")])

@@ -50,7 +50,7 @@ def test_a_file_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
         check_output_file(tmp_path / name)
     assert names(tmp_path) == ["held", "link"] and (tmp_path / "held").read_text() == "held"
     for name in ("held/file", "missing/file", "."):
-        with pytest.raises(UserError, match="cannot be written|is a directory; it must be a file"):
+        with pytest.raises(UserError, match=r"cannot be written|is a directory; it must be a file"):
             check_output_file(tmp_path / name)
 
 
