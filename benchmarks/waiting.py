@@ -42,7 +42,17 @@ def busy_loop() -> Iterator[None]:
 
 def tokens_per_second(engine: Path, policy: str, threads: int, tokens: int) -> float:
     """Of one run, loading left out; `default` is what OpenMP does where nothing is said."""
-    command = ["dflash-trt", "run", "--engine_dir", str(engine), "--prompt", PROMPT, "--format", "json", "--ignore_eos"]
+    command = [
+        str(Path(sys.executable).with_name("dflash-trt")),
+        "run",
+        "--engine_dir",
+        str(engine),
+        "--prompt",
+        PROMPT,
+        "--format",
+        "json",
+        "--ignore_eos",
+    ]
     command += ["--max_output_len", str(tokens), "--device", "cpu"]
     # GOMP_SPINCOUNT as libgomp has it by default is a choice too, so the command line makes none.
     waiting = {"GOMP_SPINCOUNT": "300000"} if policy == "default" else {"OMP_WAIT_POLICY": policy}
