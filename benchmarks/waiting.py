@@ -1,4 +1,4 @@
-"""What it costs `dflash-trt run` that threads sleep while they wait for each other, and what it saves beside other work.
+"""What it costs `dflash-trt run` that threads sleep while they wait, and what it saves beside other work.
 
     python benchmarks/waiting.py
 

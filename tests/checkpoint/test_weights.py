@@ -207,7 +207,8 @@ def taken_by_the_library(path: Path) -> dict[str, tuple[str, list[int]]] | None:
     """Types and shapes as safetensors reads them; None where it refuses the file."""
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: (str(file.get_tensor(name).dtype), list(file.get_tensor(name).shape)) for name in file.keys()}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dict
+            return {name: (str(tensor.dtype), list(tensor.shape)) for name, tensor in tensors.items()}
     except Exception:  # TypeError for one, of a type that torch has not
         return None
 
