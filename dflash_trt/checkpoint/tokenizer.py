@@ -87,7 +87,9 @@ def load_tokenizer(directory: Path, origin: Path | None = None) -> PreTrainedTok
     from transformers import AutoTokenizer  # takes seconds, which ranks without a tokenizer save
 
     try:
-        return cast("PreTrainedTokenizerFast", AutoTokenizer.from_pretrained(directory, local_files_only=True))
+        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
+        tokenizer.decode(tokenizer.encode("a"), skip_special_tokens=True)  # only use shows some wrong types
+        return cast("PreTrainedTokenizerFast", tokenizer)
     except Exception as error:  # tokenizers raises nothing narrower, transformers whatever a wrong type leads to
         reason = f"{type(error).__name__}: {error}".splitlines()[0].replace(str(directory), str(origin or directory))
         raise UserError(f"{origin or directory}: its tokenizer cannot be loaded ({reason})") from None
