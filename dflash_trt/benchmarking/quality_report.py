@@ -12,6 +12,7 @@ from typing import Any
 from dflash_trt.benchmarking.acceptance import Acceptance
 from dflash_trt.benchmarking.text_quality import TextQuality
 from dflash_trt.benchmarking.weight_error import WeightErrors
+from dflash_trt.checkpoint.regular_file import is_file
 from dflash_trt.errors import UserError, access
 
 
@@ -58,6 +59,7 @@ def check_report_file(path: Path, output_dir: Path) -> None:
     with access(path, "written"):
         if path.is_dir() or os.path.realpath(path) in made:
             raise UserError(f"{path}: is a directory; give --report a file")
+        is_file(path)  # refuses anything else that is there
         ancestor = next(parent for parent in path.absolute().parents if parent.exists())
         with tempfile.TemporaryFile(dir=ancestor):
             pass

@@ -15,6 +15,7 @@ from dflash_trt.checkpoint.quantization_config import (
     read_hf_quant_config,
     read_quantization,
 )
+from dflash_trt.checkpoint.regular_file import is_file
 from dflash_trt.checkpoint.target import CONFIG_FILE
 from dflash_trt.errors import UserError
 
@@ -52,7 +53,7 @@ def read_declaration(directory: Path) -> Declaration:
     if QUANTIZATION_KEY in config:
         places.append((config.object(QUANTIZATION_KEY), _supported(lambda: read_quantization(config))))
     beside = directory / QUANT_CONFIG_FILE
-    if beside.is_file():
+    if is_file(beside):
         place = JsonObject.from_file(beside).object("quantization")
         places.append((place, _supported(lambda: read_hf_quant_config(beside))))
     if not places:

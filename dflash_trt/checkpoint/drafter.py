@@ -10,6 +10,7 @@ from dflash_trt.checkpoint.drafter_layers import DraftLayer, read_layers
 from dflash_trt.checkpoint.json_object import JsonObject
 from dflash_trt.checkpoint.quantization_config import QUANTIZATION_KEY, QuantizationConfig, read_quantization
 from dflash_trt.checkpoint.rope import RopeConfig, read_rope
+from dflash_trt.checkpoint.sizes import LARGEST_SIZES, check_sizes
 from dflash_trt.checkpoint.target import CONFIG_FILE, read_heads
 
 __all__ = ["DraftLayer", "DrafterConfig"]
@@ -67,6 +68,9 @@ class DrafterConfig:
     draft_vocab_size: int | None = None
     quantization: QuantizationConfig | None = None
 
+    def __post_init__(self) -> None:
+        check_sizes(self)
+
     @property
     def has_reduced_vocabulary(self) -> bool:
         """The drafter has a head of its own over fewer tokens, with the map `d2t` to the target's."""
@@ -122,13 +126,14 @@ def _read_z_lab(top: JsonObject) -> DrafterConfig:
     softcapping = either("final_logit_softcapping")
     # The authors' code takes 0, like null, for no cap.
     capped = "final_logit_softcapping" in softcapping and softcapping.values["final_logit_softcapping"] != 0
+    body = _body(top)
     return DrafterConfig(
         format="z-lab",
-        **_body(top),
-        block_size=either("block_size").integer("block_size", minimum=2),
-        mask_token_id=either("mask_token_id").integer("mask_token_id", minimum=0),
+        **body,
+        block_size=either("block_size").size("block_size", minimum=2),
+        mask_token_id=either("mask_token_id").token_id("mask_token_id", body["vocab_size"]),
         target_layer_ids=_tapped_layers(either("target_layer_ids"), "target_layer_ids", first=0),
-        num_target_layers=top.integer("num_target_layers") if "num_target_layers" in top else None,
+        num_target_layers=top.size("num_target_layers") if "num_target_layers" in top else None,
         layers=read_layers(top, sliding_is_causal=True),
         input_embedding_scale=scale("input_embedding_scale"),
         output_multiplier=scale("output_multiplier"),
@@ -149,14 +154,14 @@ def _read_speculators(top: JsonObject) -> DrafterConfig:
     body = top.object("transformer_layer_config")
     if QUANTIZATION_KEY in body:
         raise body.error(QUANTIZATION_KEY, f"must stand at the top of the file, as {QUANTIZATION_KEY}")
-    hidden_size = body.integer("hidden_size")
+    hidden_size = body.size("hidden_size")
     if "target_hidden_size" in top and top.integer("target_hidden_size") != hidden_size:
         raise top.error("target_hidden_size", f"must be {body.key('hidden_size')}, {hidden_size}")
-    block_size = top.integer("block_size", minimum=2)
+    block_size = top.size("block_size", minimum=2)
     _check_proposals(top, block_size)
 
-    vocab_size = body.integer("vocab_size")
-    draft_vocab_size = top.integer("draft_vocab_size")
+    vocab_size = body.size("vocab_size")
+    draft_vocab_size = top.size("draft_vocab_size")
     if draft_vocab_size > vocab_size:
         raise top.error("draft_vocab_size", f"must not exceed {body.key('vocab_size')}, {vocab_size}")
     stored_ids = _tapped_layers(top, "aux_hidden_state_layer_ids", first=1)
@@ -167,7 +172,7 @@ def _read_speculators(top: JsonObject) -> DrafterConfig:
         format="speculators",
         **_body(body),
         block_size=block_size,
-        mask_token_id=top.integer("mask_token_id", minimum=0),
+        mask_token_id=top.token_id("mask_token_id", vocab_size),
         target_layer_ids=tuple(stored - 1 for stored in stored_ids),
         num_target_layers=None,
         layers=read_layers(body, sliding_is_causal=not top.boolean("sliding_window_non_causal", absent=False)),
@@ -195,21 +200,21 @@ def _body(top: JsonObject) -> dict[str, Any]:
         raise top.error("hidden_act", 'only "silu" is supported')
     kv_heads, head_dim = read_heads(top, derive=False)
     return {
-        "hidden_size": top.integer("hidden_size"),
-        "intermediate_size": top.integer("intermediate_size"),
-        "num_hidden_layers": top.integer("num_hidden_layers"),
-        "num_attention_heads": top.integer("num_attention_heads"),
+        "hidden_size": top.size("hidden_size"),
+        "intermediate_size": top.size("intermediate_size"),
+        "num_hidden_layers": top.size("num_hidden_layers"),
+        "num_attention_heads": top.size("num_attention_heads"),
         "num_key_value_heads": kv_heads,
         "head_dim": head_dim,
-        "vocab_size": top.integer("vocab_size"),
-        "rms_norm_eps": top.positive("rms_norm_eps"),
+        "vocab_size": top.size("vocab_size"),
+        "rms_norm_eps": top.positive("rms_norm_eps", largest=1),
         "rope": read_rope(dict(top.values), head_dim, top.path, top.name),
         "attention_bias": top.boolean("attention_bias", absent=False),
     }
 
 
 def _tapped_layers(top: JsonObject, key: str, first: int) -> tuple[int, ...]:
-    ids = top.integers(key, minimum=first)
+    ids = top.integers(key, first, LARGEST_SIZES["num_target_layers"])
     if not ids or len(set(ids)) != len(ids):
         raise top.error(key, "must name at least one layer, none of them twice")
     return ids

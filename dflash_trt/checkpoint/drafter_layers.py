@@ -36,7 +36,7 @@ def read_layers(config: JsonObject, sliding_is_causal: bool) -> tuple[DraftLayer
     Raises:
         UserError: a layer type that is not known, too many or few of them, or a window without a size.
     """
-    count = config.integer("num_hidden_layers")
+    count = config.size("num_hidden_layers")
     window = config.integer("sliding_window") if config.boolean("use_sliding_window", absent=False) else None
     if "layer_types" in config:
         types = config.texts("layer_types")

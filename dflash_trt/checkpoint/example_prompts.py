@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dflash_trt.errors import UserError, access
+from dflash_trt.checkpoint.regular_file import is_file, read_file
+from dflash_trt.errors import UserError
 
 EXAMPLE_PROMPTS_FILE = "example_prompts.txt"
 """One prompt a line, in UTF-8."""
+_LARGEST = 1 << 20
 
 
 def example_prompts_file(checkpoint: Path) -> dict[str, bytes]:
@@ -17,10 +19,9 @@ def example_prompts_file(checkpoint: Path) -> dict[str, bytes]:
         UserError: it cannot be read, or is not UTF-8.
     """
     path = checkpoint / EXAMPLE_PROMPTS_FILE
-    if not path.is_file():
+    if not is_file(path):
         return {}
-    with access(path, "read"):
-        content = path.read_bytes()
+    content = read_file(path, _LARGEST)
     try:
         content.decode()
     except UnicodeDecodeError as error:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
+from dflash_trt.checkpoint.regular_file import check_file, is_file
 from dflash_trt.checkpoint.target import CONFIG_FILE
 from dflash_trt.errors import UserError, access
 
@@ -25,6 +26,8 @@ Value: TypeAlias = "Scalar | list[Scalar]"
 
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
+_MOST_DIMENSIONS = 4
+_LONGEST_SHOWN = 200
 _FORMATS = {
     GGUFValueType.UINT8: "B",
     GGUFValueType.INT8: "b",
@@ -66,14 +69,14 @@ class GGUFFile:
     """An open GGUF file: `metadata` by key and `tensors` by GGUF name, both in the file's order.
 
     Raises:
-        UserError: cannot be read, not a GGUF file of version 2 or 3, cut short, or one part of several.
+        UserError: cannot be read, not a GGUF file of version 2 or 3, cut short, with tensors that lie on each other, or
+            one part of several.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         with access(self.path, "read"):
-            if not self.path.is_file():
-                raise UserError(f"{self.path}: no such file")
+            check_file(self.path)
             with self.path.open("rb") as file:
                 if file.read(4) != b"GGUF":
                     raise UserError(f"{self.path}: not a GGUF file")
@@ -83,13 +86,7 @@ class GGUFFile:
             self._read_header()
         except (struct.error, UnicodeDecodeError, ValueError, OverflowError) as error:
             raise UserError(f"{self.path}: header of the GGUF file is cut short or damaged ({error})") from None
-        for tensor in self.tensors.values():
-            end = tensor.offset + tensor.nbytes
-            if end > len(self._map):
-                raise UserError(
-                    f"{self.path}: tensor {tensor.name} ends at byte {end} of a file of {len(self._map)}; "
-                    "download it again"
-                )
+        self._check_tensors()
         if self.metadata.get("split.count", 1) not in (0, 1):
             raise UserError(
                 f"{self.path}: is one of {self.metadata['split.count']} parts (split.count); merge them first"
@@ -102,8 +99,27 @@ class GGUFFile:
 
     def error(self, key: str, problem: str) -> UserError:
         """A refusal that names file, key and, where it has one, the value."""
-        shown = f" is {self.metadata[key]!r}:" if key in self.metadata else ""
-        return UserError(f"{self.path}: {key}{shown} {problem}")
+        shown = repr(self.metadata.get(key))
+        if len(shown) > _LONGEST_SHOWN:
+            shown = f"{shown[:_LONGEST_SHOWN]}..."
+        return UserError(f"{self.path}: {key}{f' is {shown}:' if key in self.metadata else ''} {problem}")
+
+    def _check_tensors(self) -> None:
+        """Each lies in the file, and on no other's bytes."""
+        position = 0
+        for tensor in sorted(self.tensors.values(), key=lambda tensor: tensor.offset):
+            end = tensor.offset + tensor.nbytes
+            if end > len(self._map):
+                raise UserError(
+                    f"{self.path}: tensor {tensor.name} ends at byte {end} of a file of {len(self._map)}; "
+                    "download it again"
+                )
+            if tensor.offset < position:
+                raise UserError(
+                    f"{self.path}: tensor {tensor.name} begins at byte {tensor.offset}, before another ends at "
+                    f"{position}; download it again"
+                )
+            position = end
 
     def _read_header(self) -> None:
         self._position = 4
@@ -114,13 +130,17 @@ class GGUFFile:
         self.metadata: dict[str, Value] = {}
         for _ in range(key_count):
             key = self._text()
+            if key in self.metadata:
+                raise ValueError(f"{key} twice")
             self.metadata[key] = self._value(GGUFValueType(self._integer("I")))
         stored = [self._tensor() for _ in range(tensor_count)]
         alignment = self.metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
-        if type(alignment) is not int or alignment < 1:
+        if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
             raise ValueError(f"general.alignment {alignment}")
         start = -(-self._position // alignment) * alignment
         self.tensors = {name: GGUFTensor(name, kind, shape, start + offset) for name, kind, shape, offset in stored}
+        if len(self.tensors) < len(stored):
+            raise ValueError("a tensor twice")
 
     def _unpack(self, code: str) -> tuple[Any, ...]:
         values = struct.unpack_from("<" + code, self._map, self._position)
@@ -152,8 +172,13 @@ class GGUFFile:
 
     def _tensor(self) -> tuple[str, GGMLQuantizationType, tuple[int, ...], int]:
         name = self._text()
-        dimensions = self._unpack(f"{self._integer('I')}Q")
+        count = self._integer("I")
+        if count > _MOST_DIMENSIONS:
+            raise ValueError(f"tensor {name} has {count} dimensions")
+        dimensions = self._unpack(f"{count}Q")
         kind = GGMLQuantizationType(self._integer("I"))
+        if 0 in dimensions or (dimensions[0] if dimensions else 1) % GGML_QUANT_SIZES[kind][0]:
+            raise ValueError(f"tensor {name} of type {kind.name} has the shape {list(reversed(dimensions))}")
         return name, kind, tuple(reversed(dimensions)), self._integer("Q")
 
 
@@ -171,7 +196,7 @@ def find_gguf(path: Path) -> Path | None:
     with access(path, "read"):
         if path.exists() and not path.is_dir():
             raise UserError(f"{path}: is a file, and no .gguf; give the directory of a checkpoint, or a GGUF file")
-        if not path.exists() or (path / CONFIG_FILE).is_file():
+        if not path.exists() or is_file(path / CONFIG_FILE):
             return None
         found = sorted(path.glob("*.gguf"))
     if len(found) > 1:

@@ -15,6 +15,7 @@ from tokenizers.pre_tokenizers import PreTokenizer
 
 from dflash_trt.checkpoint.gguf_config import token_id
 from dflash_trt.checkpoint.gguf_file import GGUFFile
+from dflash_trt.errors import UserError
 
 _Item = TypeVar("_Item", str, int)
 
@@ -70,8 +71,11 @@ def read_tokenizer(file: GGUFFile) -> Tokenizer:
     if len(kinds) != len(tokens):
         raise file.error("tokenizer.ggml.token_type", f"must have one entry for each of {len(tokens)} tokens")
     vocabulary = {token: index for index, token in enumerate(tokens)}
-    # Llama 3's vocabulary has words that its merges do not reach.
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre == "llama-bpe"))
+    try:
+        # Llama 3's vocabulary has words that its merges do not reach.
+        tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=pre == "llama-bpe"))
+    except Exception as error:  # tokenizers raises nothing narrower
+        raise UserError(f"{file.path}: tokenizer.ggml.merges do not fit tokenizer.ggml.tokens ({error})") from None
     if pre == "qwen2":
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = _PRE_TOKENIZERS[str(pre)]()
@@ -90,6 +94,8 @@ def read_tokenizer(file: GGUFFile) -> Tokenizer:
         bos = token_id(file, "bos")
         if bos is None:
             raise file.error("tokenizer.ggml.bos_token_id", "is required, because a text starts with that token")
+        if bos >= len(tokens):
+            raise file.error("tokenizer.ggml.bos_token_id", f"must be one of {len(tokens)} tokens")
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{tokens[bos]}:0 $A:0",
             pair=f"{tokens[bos]}:0 $A:0 {tokens[bos]}:1 $B:1",

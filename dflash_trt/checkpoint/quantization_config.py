@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from dflash_trt.checkpoint.json_object import JsonObject
+from dflash_trt.checkpoint.regular_file import is_file
 
 QUANT_CONFIG_FILE = "hf_quant_config.json"
 QUANTIZATION_KEY = "quantization_config"
@@ -93,7 +94,7 @@ def read_quantization(top: JsonObject) -> QuantizationConfig | None:
     if QUANTIZATION_KEY in top:
         return _from_config(top.object(QUANTIZATION_KEY))
     beside = top.path.parent / QUANT_CONFIG_FILE
-    return read_hf_quant_config(beside) if beside.is_file() else None
+    return read_hf_quant_config(beside) if is_file(beside) else None
 
 
 def read_hf_quant_config(path: Path) -> QuantizationConfig:

@@ -14,6 +14,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 
 from dflash_trt.checkpoint.json_object import JsonObject
+from dflash_trt.checkpoint.sizes import check_sizes
 from dflash_trt.errors import UserError
 
 RopeKind = Literal["default", "linear", "llama3", "yarn"]
@@ -28,6 +29,9 @@ _KEYS: dict[RopeKind, frozenset[str]] = {
     ),
 }
 _KEYS_OF_EVERY_KIND = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
+LARGEST_THETA = 1e15
+_LEAST_SCALING = 1e-3
+"""Of cosines and sines, and its inverse the most: models have 1 to 2, and float16 holds these a hundredfold."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,31 @@ class RopeConfig:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     truncate: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse values that the formulas make no embedding of.
+
+        Raises:
+            UserError: a frequency is not positive and finite, or the factor on cosines and sines is out of range.
+        """
+        check_sizes(self)
+        if not 1 < self.theta <= LARGEST_THETA:
+            raise UserError(f"rope_theta is {self.theta}, it must be above 1, at most {LARGEST_THETA:g}")
+        try:
+            frequencies, scaling = inverse_frequencies(self), attention_scaling(self)
+            usable = bool((torch.isfinite(frequencies) & (frequencies > 0)).all())
+        except (ArithmeticError, ValueError):  # a division by zero, or a logarithm of nothing
+            usable = False
+        if not usable:
+            raise UserError(f"rope type {self.kind!r} has no frequencies with {self._told()}")
+        if not _LEAST_SCALING <= scaling <= 1 / _LEAST_SCALING:
+            raise UserError(
+                f"rope type {self.kind!r} multiplies cosines and sines by {scaling:g} with {self._told()}; it must be "
+                f"{_LEAST_SCALING:g} to {1 / _LEAST_SCALING:g}"
+            )
+
+    def _told(self) -> str:
+        return ", ".join(f"{key} {value}" for key, value in self.to_dict().items() if key != "rope_type")
 
     def to_dict(self) -> dict[str, Any]:
         """The value of `rope_parameters` in a transformers 5 config; `read_rope` reads it back unchanged."""
@@ -103,21 +132,31 @@ def read_rope(config: dict[str, Any], head_dim: int, path: Path, name: str = "")
     unused = sorted(key for key in rope.values if key in rope and key not in _KEYS[kind] | _KEYS_OF_EVERY_KIND)
     if unused:
         raise rope.error(unused[0], f"not a parameter of rope type {kind!r}; remove it if it has no effect")
-    theta = (rope if "rope_theta" in rope else top).positive("rope_theta")
+    theta = (rope if "rope_theta" in rope else top).positive("rope_theta", LARGEST_THETA)
+    fields = _read_fields(top, rope, kind)
+    try:
+        return RopeConfig(kind, theta, head_dim, **fields)
+    except UserError as error:
+        raise UserError(f"{path}: {rope.name}: {error}") from None
+
+
+def _read_fields(top: JsonObject, rope: JsonObject, kind: RopeKind) -> dict[str, Any]:
+    """What a `RopeConfig` of this kind has beside the base."""
     if kind == "default":
-        return RopeConfig(kind, theta, head_dim)
+        return {}
     factor = rope.positive("factor")
     if factor < 1:
         raise rope.error("factor", "must be at least 1")
     if kind == "linear":
-        return RopeConfig(kind, theta, head_dim, factor)
-    original = (rope if "original_max_position_embeddings" in rope else top).integer("original_max_position_embeddings")
+        return {"factor": factor}
+    original = (rope if "original_max_position_embeddings" in rope else top).size("original_max_position_embeddings")
+    fields: dict[str, Any] = {"factor": factor, "original_max_position_embeddings": original}
     if kind == "llama3":
         low, high = rope.positive("low_freq_factor"), rope.positive("high_freq_factor")
         if high <= low:
             raise rope.error("high_freq_factor", f"must be above low_freq_factor, {low}")
-        return RopeConfig(kind, theta, head_dim, factor, original, low, high)
-    return _read_yarn(rope, theta, head_dim, factor, original)
+        return {**fields, "low_freq_factor": low, "high_freq_factor": high}
+    return {**fields, **_read_yarn(rope)}
 
 
 def _read_kind(rope: JsonObject) -> RopeKind:
@@ -130,26 +169,21 @@ def _read_kind(rope: JsonObject) -> RopeKind:
     return cast(RopeKind, kind)
 
 
-def _read_yarn(rope: JsonObject, theta: float, head_dim: int, factor: float, original: int) -> RopeConfig:
+def _read_yarn(rope: JsonObject) -> dict[str, Any]:
     def optional(key: str) -> float | None:
         return rope.positive(key) if key in rope else None
 
     beta_fast, beta_slow = optional("beta_fast") or 32.0, optional("beta_slow") or 1.0
     if beta_fast < beta_slow:
         raise rope.error("beta_fast", f"must not be below beta_slow, {beta_slow}")
-    return RopeConfig(
-        "yarn",
-        theta,
-        head_dim,
-        factor,
-        original,
-        beta_fast=beta_fast,
-        beta_slow=beta_slow,
-        attention_factor=optional("attention_factor"),
-        mscale=optional("mscale"),
-        mscale_all_dim=optional("mscale_all_dim"),
-        truncate=rope.boolean("truncate", absent=True),
-    )
+    return {
+        "beta_fast": beta_fast,
+        "beta_slow": beta_slow,
+        "attention_factor": optional("attention_factor"),
+        "mscale": optional("mscale"),
+        "mscale_all_dim": optional("mscale_all_dim"),
+        "truncate": rope.boolean("truncate", absent=True),
+    }
 
 
 def inverse_frequencies(rope: RopeConfig) -> torch.Tensor:

@@ -8,7 +8,9 @@ from typing import Any, Literal
 
 from dflash_trt.checkpoint.json_object import JsonObject
 from dflash_trt.checkpoint.quantization_config import QUANTIZATION_KEY, QuantizationConfig, read_quantization
+from dflash_trt.checkpoint.regular_file import is_file
 from dflash_trt.checkpoint.rope import RopeConfig, read_rope
+from dflash_trt.checkpoint.sizes import check_sizes
 
 CONFIG_FILE = "config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
@@ -57,6 +59,9 @@ class TargetConfig:
     eos_token_ids: tuple[int, ...]
     quantization: QuantizationConfig | None = None
 
+    def __post_init__(self) -> None:
+        check_sizes(self)
+
     @classmethod
     def from_pretrained(cls, directory: str | Path) -> TargetConfig:
         """Read `config.json` and, for the end tokens, `generation_config.json` where there is one.
@@ -68,7 +73,7 @@ class TargetConfig:
         top = JsonObject.from_file(directory / CONFIG_FILE)
         config = cls.from_dict(dict(top.values), top.path)
         generation_path = directory / GENERATION_CONFIG_FILE
-        if not generation_path.is_file():
+        if not is_file(generation_path):
             return config
         generation = JsonObject.from_file(generation_path)
         if "eos_token_id" not in generation:
@@ -94,27 +99,27 @@ class TargetConfig:
         """
         top = JsonObject(config, path)
         architecture = _architecture(top)
-        hidden_size = top.integer("hidden_size")
-        heads = top.integer("num_attention_heads")
+        vocab_size, hidden_size = top.size("vocab_size"), top.size("hidden_size")
+        heads = top.size("num_attention_heads")
         kv_heads, head_dim = read_heads(top, derive=architecture == "LlamaForCausalLM")
         _refuse_unsupported(top, architecture)
         return cls(
             architecture=architecture,
-            vocab_size=top.integer("vocab_size"),
+            vocab_size=vocab_size,
             hidden_size=hidden_size,
-            intermediate_size=top.integer("intermediate_size"),
-            num_hidden_layers=top.integer("num_hidden_layers"),
+            intermediate_size=top.size("intermediate_size"),
+            num_hidden_layers=top.size("num_hidden_layers"),
             num_attention_heads=heads,
             num_key_value_heads=kv_heads,
             head_dim=head_dim,
-            rms_norm_eps=top.positive("rms_norm_eps"),
-            max_position_embeddings=top.integer("max_position_embeddings"),
+            rms_norm_eps=top.positive("rms_norm_eps", largest=1),
+            max_position_embeddings=top.size("max_position_embeddings"),
             rope=read_rope(config, head_dim, path),
             tie_word_embeddings=top.boolean("tie_word_embeddings", absent=False),
             attention_bias=top.boolean("attention_bias", absent=False),
             mlp_bias=top.boolean("mlp_bias", absent=False),
-            bos_token_id=top.integer("bos_token_id", minimum=0) if "bos_token_id" in top else None,
-            eos_token_ids=_eos_token_ids(top, top.integer("vocab_size")),
+            bos_token_id=top.token_id("bos_token_id", vocab_size) if "bos_token_id" in top else None,
+            eos_token_ids=_eos_token_ids(top, vocab_size),
             quantization=read_quantization(top),
         )
 
@@ -153,18 +158,18 @@ def read_heads(top: JsonObject, derive: bool) -> tuple[int, int]:
         top: the config.
         derive: both may be absent, and follow from `num_attention_heads` and `hidden_size`.
     """
-    heads = top.integer("num_attention_heads")
+    heads = top.size("num_attention_heads")
     derived = derive and "num_key_value_heads" not in top
-    kv_heads = heads if derived else top.integer("num_key_value_heads")
+    kv_heads = heads if derived else top.size("num_key_value_heads")
     if heads % kv_heads:
         raise top.error("num_key_value_heads", f"must divide num_attention_heads, {heads}")
     if derive and "head_dim" not in top:
-        hidden_size = top.integer("hidden_size")
+        hidden_size = top.size("hidden_size")
         if hidden_size % heads:
             raise top.error("hidden_size", f"must be a multiple of num_attention_heads, {heads}, or head_dim be given")
         head_dim = hidden_size // heads
     else:
-        head_dim = top.integer("head_dim")
+        head_dim = top.size("head_dim")
     if head_dim % 2:
         raise top.error("head_dim", f"must be even for a rotary embedding, not {head_dim}")
     return kv_heads, head_dim
@@ -191,8 +196,9 @@ def _refuse_unsupported(top: JsonObject, architecture: Architecture) -> None:
 def _eos_token_ids(top: JsonObject, vocab_size: int) -> tuple[int, ...]:
     if "eos_token_id" not in top:
         return ()
-    several = isinstance(top.values["eos_token_id"], list)
-    ids = top.integers("eos_token_id") if several else (top.integer("eos_token_id", minimum=0),)
+    if not isinstance(top.values["eos_token_id"], list):
+        return (top.token_id("eos_token_id", vocab_size),)
+    ids = top.integers("eos_token_id")
     if max(ids, default=0) >= vocab_size:
         raise top.error("eos_token_id", f"must be below vocab_size, {vocab_size}")
     return ids

@@ -12,6 +12,7 @@ from dflash_trt.checkpoint.gguf_config import end_token_ids, token_id
 from dflash_trt.checkpoint.gguf_file import GGUFFile, find_gguf
 from dflash_trt.checkpoint.gguf_tokenizer import read_tokenizer
 from dflash_trt.checkpoint.json_object import JsonObject
+from dflash_trt.checkpoint.regular_file import is_file, read_file
 from dflash_trt.checkpoint.target import CONFIG_FILE, GENERATION_CONFIG_FILE
 from dflash_trt.errors import UserError, access
 
@@ -32,6 +33,8 @@ TOKENIZER_FILES = (
     GENERATION_CONFIG_FILE,
 )
 """All that may be copied, beside what `TEMPLATES_DIR` holds."""
+_LARGEST = 256 << 20
+"""Bytes of one of them; vocabularies of 256,000 tokens take 35 million."""
 
 _TEMPLATE_NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 _GGUF_CHAT_TEMPLATE = "tokenizer.chat_template"
@@ -93,6 +96,8 @@ def load_tokenizer(directory: Path, origin: Path | None = None) -> PreTrainedTok
     Raises:
         UserError: a file is missing or damaged, or its decoder is not supported.
     """
+    for name in TOKENIZER_FILES:
+        is_file(directory / name)  # refuses what waits when it is opened
     # Takes seconds, which ranks without a tokenizer save.
     from transformers import PreTrainedTokenizerFast
 
@@ -107,6 +112,7 @@ def load_tokenizer(directory: Path, origin: Path | None = None) -> PreTrainedTok
             fix_mistral_regex=False,
             **_added_tokens(directory),
         )
+        tokenizer.decode(tokenizer.encode("a"), skip_special_tokens=True)  # only use shows some wrong types
     except Exception as error:  # tokenizers raises nothing narrower, transformers whatever a wrong type leads to
         reason = f"{type(error).__name__}: {error}".splitlines()[0].replace(str(directory), str(origin or directory))
         raise UserError(f"{origin or directory}: its tokenizer cannot be loaded ({reason})") from None
@@ -131,24 +137,22 @@ def _added_tokens(directory: Path) -> dict[str, Any]:
 
 def _stored(source: Path) -> dict[str, bytes]:
     for name in (TOKENIZER_FILE, TOKENIZER_CONFIG_FILE):
-        if not (source / name).is_file():
+        if not is_file(source / name):
             raise UserError(
                 f"{source / name}: no such file; write it with "
                 "transformers.AutoTokenizer.from_pretrained(...).save_pretrained(...)"
             )
     files = {}
     for name in TOKENIZER_FILES:
-        if (source / name).is_file():
-            with access(source / name, "read"):
-                files[name] = (source / name).read_bytes()
+        if is_file(source / name):
+            files[name] = read_file(source / name, _LARGEST)
     for path in sorted((source / TEMPLATES_DIR).glob("*.jinja")):
-        with access(path, "read"):
-            files[_template_file(path.stem, path)] = path.read_bytes()
+        files[_template_file(path.stem, path)] = read_file(path, _LARGEST)
     if not any(name.endswith(".jinja") for name in files):
         files |= _templates_of(JsonObject.from_file(source / TOKENIZER_CONFIG_FILE))
     elif CHAT_TEMPLATE_FILE not in files:
         raise UserError(f"{source / CHAT_TEMPLATE_FILE}: no such file, beside {TEMPLATES_DIR}; it is the default")
-    if GENERATION_CONFIG_FILE not in files and (source / CONFIG_FILE).is_file():
+    if GENERATION_CONFIG_FILE not in files and is_file(source / CONFIG_FILE):
         config = JsonObject.from_file(source / CONFIG_FILE)
         found = {key: config.values[key] for key in ("bos_token_id", "eos_token_id") if key in config}
         if found:

@@ -6,16 +6,20 @@ import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from dflash_trt.checkpoint.json_object import JsonObject
+from dflash_trt.checkpoint.regular_file import check_file, is_file
 from dflash_trt.errors import UserError, access
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+_LARGEST_INDEX = 128 << 20
+_LARGEST_HEADER = 100_000_000
+"""Bytes, by the format's definition."""
 
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -116,7 +120,7 @@ class SafetensorsWeights:
         self.path = Path(path)
         self._files: dict[Path, Any] = {}
         with access(self.path, "read"):
-            if self.path.is_dir() and (self.path / INDEX_FILE).is_file():
+            if self.path.is_dir() and is_file(self.path / INDEX_FILE):
                 self._entries = _read_index(self.path / INDEX_FILE)
             else:
                 self._entries = _read_header(_single_file(self.path))
@@ -156,11 +160,11 @@ class SafetensorsWeights:
 
 
 def _single_file(path: Path) -> Path:
-    if not path.exists():
-        raise UserError(f"{path}: no such file or directory")
-    if path.is_file():
+    if not path.is_dir():
+        if not is_file(path):
+            raise UserError(f"{path}: no such file or directory")
         return path
-    if (path / SINGLE_FILE).is_file():
+    if is_file(path / SINGLE_FILE):
         return path / SINGLE_FILE
     found = sorted(path.glob("*.safetensors"))
     if not found:
@@ -172,7 +176,7 @@ def _single_file(path: Path) -> Path:
 
 
 def _read_index(path: Path) -> dict[str, _Entry]:
-    weight_map = JsonObject.from_file(path).object("weight_map")
+    weight_map = JsonObject.from_file(path, _LARGEST_INDEX).object("weight_map")
     shards: dict[str, dict[str, _Entry]] = {}
     entries = {}
     for name in weight_map.values:
@@ -180,19 +184,20 @@ def _read_index(path: Path) -> dict[str, _Entry]:
         if Path(shard).name != shard:
             raise weight_map.error(name, "a shard must be a file name, in the directory of the index")
         if shard not in shards:
-            if not (path.parent / shard).is_file():
+            if not is_file(path.parent / shard):
                 raise UserError(f"{path}: names the shard {shard}, which is not in {path.parent}")
             shards[shard] = _read_header(path.parent / shard)
         if name not in shards[shard]:
             raise UserError(f"{path}: says that {name} is in {shard}, which does not hold it")
         entries[name] = shards[shard][name]
-    if (path.parent / SINGLE_FILE).is_file() and SINGLE_FILE not in shards:
+    if SINGLE_FILE not in shards and is_file(path.parent / SINGLE_FILE):
         raise UserError(f"{path.parent}: holds both {SINGLE_FILE} and {path.name} with other shards; remove one")
     return entries
 
 
 def _read_header(path: Path) -> dict[str, _Entry]:
-    """Every tensor of one file, checked against the file's size."""
+    """Every tensor of one file, checked against the file's size, and by the library that will read them."""
+    check_file(path)
     with access(path, "read"), path.open("rb") as file:
         size = path.stat().st_size
         length = int.from_bytes(file.read(8), "little")
@@ -200,18 +205,15 @@ def _read_header(path: Path) -> dict[str, _Entry]:
             raise UserError(
                 f"{path}: not a safetensors file, or cut short: a header of {length} bytes, a file of {size}"
             )
+        if length > _LARGEST_HEADER:
+            raise _unreadable(path, f"it claims {length} bytes, the format's limit is {_LARGEST_HEADER}")
         raw = file.read(length)
     try:
-        header = json.loads(raw)
+        header = json.loads(raw.decode("utf-8"))
         header.pop("__metadata__", None)
-        described = [
-            (name, str(entry["dtype"]), tuple(map(int, entry["shape"])), *map(int, entry["data_offsets"]))
-            for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"])
-        ]
-        if any(size < 0 for _, _, shape, *_ in described for size in shape):
-            raise ValueError("a size is negative")
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
-        raise UserError(f"{path}: is not a safetensors file: its header cannot be read ({error})") from None
+        described = sorted((_described(name, entry) for name, entry in header.items()), key=lambda item: item[3:])
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise _unreadable(path, str(error)) from None
 
     entries = {}
     position = 0
@@ -231,4 +233,27 @@ def _read_header(path: Path) -> dict[str, _Entry]:
             f"{path}: holds {size - 8 - length} bytes of tensors where its header describes {position}; "
             "download it again"
         )
-    return entries
+    try:
+        with access(path, "read"), safe_open(path, framework="pt"):
+            return entries
+    except SafetensorError as error:
+        raise _unreadable(path, str(error)) from None
+
+
+def _described(name: str, entry: dict[str, Any]) -> tuple[str, str, tuple[int, ...], int, int]:
+    """Name, type, shape, first byte and the byte after the last, as one entry of a header has them."""
+    shape, offsets = entry.get("shape"), entry.get("data_offsets")
+    if not (_are_integers(shape) and _are_integers(offsets) and len(offsets) == 2):
+        raise ValueError(f"tensor {name}: shape and data_offsets must be lists of integers")
+    start, end = offsets
+    if min((*shape, start, end)) < 0:
+        raise ValueError(f"tensor {name}: a size is negative")
+    return name, str(entry.get("dtype")), tuple(shape), start, end
+
+
+def _are_integers(value: Any) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(number) is int for number in value)
+
+
+def _unreadable(path: Path, reason: str) -> UserError:
+    return UserError(f"{path}: is not a safetensors file: its header cannot be read ({reason})")

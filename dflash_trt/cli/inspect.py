@@ -84,7 +84,9 @@ def _print(path: Path, description: dict[str, Any]) -> None:
     fields = {name: value for name, value in description.items() if name not in _OWN_TABLES}
     title = f"{path}: {description['kind']}"
     if "excluded" in fields:
-        fields["excluded"] = {pattern: _number(weights) for pattern, weights in fields["excluded"].items()}
+        fields["excluded"] = {pattern: _number(weights, "weight") for pattern, weights in fields["excluded"].items()}
+    if "links" in fields:
+        fields["links"] = {f"to {place}": _number(names, "file") for place, names in fields["links"].items()}
     console.print(table(title, ("field", "value"), [(name, _shown(name, value)) for name, value in fields.items()]))
     if "engines" in description:
         _print_engines(console, description)
@@ -113,5 +115,5 @@ def _shown(name: str, value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _number(weights: list[str]) -> str:
-    return f"{len(weights)} weight{'' if len(weights) == 1 else 's'}"
+def _number(names: list[str], what: str) -> str:
+    return f"{len(names)} {what}{'' if len(names) == 1 else 's'}"

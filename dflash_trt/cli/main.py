@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import signal
 import sys
 import traceback
@@ -18,6 +19,7 @@ from dflash_trt.cli.doctor import doctor
 from dflash_trt.cli.inspect import inspect
 from dflash_trt.cli.run import run
 from dflash_trt.cli.serve import serve
+from dflash_trt.engine.processes import wait_passively
 from dflash_trt.errors import UserError
 
 
@@ -49,6 +51,7 @@ for command in (build, convert, demo, doctor, inspect, run, serve):
 def main() -> None:
     """Run the command line; exit with 2 for a user's mistake, 1 for a failure of ours, each with one line."""
     invocation = Invocation()
+    wait_passively(os.environ)  # before a command imports torch
     # A service manager's SIGTERM ends a build as Ctrl-C does: what was begun is removed.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:

@@ -176,11 +176,13 @@ def _form(json_schema: str | None, regex: str | None, grammar: Path | None) -> S
 
 
 def _text(file: Path) -> str:
+    from dflash_trt.checkpoint.json_object import LARGEST_CONFIG
+    from dflash_trt.checkpoint.regular_file import read_file
+
     try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise UserError(f"{file}: cannot be read ({reason})") from None
+        return read_file(file, LARGEST_CONFIG).decode("utf-8")
+    except UnicodeDecodeError:
+        raise UserError(f"{file}: is not UTF-8") from None
 
 
 def _encode(llm: LLM, prompts: Sequence[str], template: dict[str, Any] | None) -> list[str] | list[list[int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,7 +10,9 @@ import torch
 
 from dflash_trt.checkpoint.gguf_weights import GGUFWeights
 from dflash_trt.checkpoint.open_checkpoint import TargetCheckpoint
+from dflash_trt.checkpoint.weights import finite_in
 from dflash_trt.errors import UserError
+from dflash_trt.models.weights import Manifest
 
 Progress = Callable[[int], None]
 """Told of every sample, with 1, when the model has seen it."""
@@ -79,6 +81,17 @@ def not_finite(path: Path, what: str, dtype: torch.dtype) -> UserError:
         f"{path}: {what} became infinite or not a number in {str(dtype).removeprefix('torch.')}; the checkpoint is "
         "damaged, or needs a wider type"
     )
+
+
+def finite_weights(manifest: Manifest, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+    """A model's unquantized tensors by name, in `dtype`, all of them finite: else nothing that is run means anything.
+
+    Raises:
+        UserError: naming the tensor that is not, or that `dtype` cannot hold.
+    """
+    for name in manifest.floats:
+        where = f"{manifest.weights.file_of(name)}: {name}"
+        yield name, finite_in(manifest.weights.read(name), dtype, where)
 
 
 def describe(method: str, dtype: torch.dtype, samples: list[list[int]]) -> str:

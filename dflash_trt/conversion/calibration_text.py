@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from dflash_trt.checkpoint.encoding import encode_conversation, encode_text
 from dflash_trt.checkpoint.message_forms import Message
 from dflash_trt.checkpoint.open_checkpoint import TargetCheckpoint
+from dflash_trt.checkpoint.regular_file import check_file
 from dflash_trt.errors import UserError, access
 
 _KINDS = ("messages", "conversations", "prompt", "text")
@@ -80,6 +81,7 @@ def check_samples(samples: list[list[int]], path: Path, target: TargetCheckpoint
 
 
 def _lines(path: Path) -> Iterator[tuple[str, int]]:
+    check_file(path)
     with access(path, "read"), path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:

@@ -6,6 +6,7 @@ run here as they are served, on operations that watch: largest magnitudes, which
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,10 +23,11 @@ from dflash_trt.conversion.calibration import (
     calibration_dtype,
     checked_amax,
     describe,
+    finite_weights,
     not_finite,
 )
 from dflash_trt.models import dflash
-from dflash_trt.models.pair import Caches, Pair, load_pair
+from dflash_trt.models.pair import Caches, Pair, drafter_manifest, load_pair, target_manifest
 from dflash_trt.models.sharding import REPLICATED, Sharding
 from dflash_trt.models.weights import CheckpointLoader
 from dflash_trt.ops.base import LayerCache, Linear, Span
@@ -60,6 +62,8 @@ def calibrate_drafter(
             were not reached.
     """
     dtype = calibration_dtype(target)
+    for manifest in (target_manifest(target), drafter_manifest(drafter)):
+        deque(finite_weights(manifest, dtype), maxlen=0)  # refuses before anything is run
     positions = max(map(len, samples), default=0) + drafter.config.block_size
     pair = load_pair(target, drafter, positions=positions, dtype=dtype, device=_CPU)
     loader = _NamingLoader(drafter.weights, lambda tensor: tensor, dtype)

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from dflash_trt.checkpoint.json_object import JsonObject
+from dflash_trt.checkpoint.regular_file import check_file
 from dflash_trt.conversion.calibration import Calibration
 from dflash_trt.errors import UserError, access
 
@@ -112,6 +113,7 @@ class Journal:
 def checksum(path: Path) -> str:
     """SHA-256 of a file, in hexadecimal."""
     digest = hashlib.sha256()
+    check_file(path)
     with access(path, "read"), path.open("rb") as file:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)

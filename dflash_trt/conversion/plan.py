@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from dflash_trt.checkpoint.example_prompts import example_prompts_file
-from dflash_trt.checkpoint.json_object import JsonObject
+from dflash_trt.checkpoint.json_object import LARGEST_CONFIG, JsonObject
 from dflash_trt.checkpoint.open_checkpoint import DrafterCheckpoint, TargetCheckpoint
 from dflash_trt.checkpoint.quantization_config import (
     NVFP4_GROUP_SIZE,
@@ -21,10 +21,11 @@ from dflash_trt.checkpoint.quantization_config import (
     QuantAlgo,
     QuantizationConfig,
 )
+from dflash_trt.checkpoint.regular_file import read_file
 from dflash_trt.checkpoint.target import CONFIG_FILE
 from dflash_trt.checkpoint.tokenizer import tokenizer_files
 from dflash_trt.checkpoint.weights import Weights
-from dflash_trt.errors import UserError, access
+from dflash_trt.errors import UserError
 from dflash_trt.models.pair import drafter_manifest, target_manifest
 from dflash_trt.models.weights import Manifest
 
@@ -234,8 +235,7 @@ def _code(path: Path) -> dict[str, bytes]:
     """The Python files of a directory, which `auto_map` of its config names."""
     found = {}
     for file in sorted(path.glob("*.py")):
-        with access(file, "read"):
-            found[file.name] = file.read_bytes()
+        found[file.name] = read_file(file, LARGEST_CONFIG)
     return found
 
 

@@ -21,6 +21,7 @@ from dflash_trt.conversion.calibration import (
     calibration_dtype,
     checked_amax,
     describe,
+    finite_weights,
     not_finite,
 )
 from dflash_trt.errors import UserError
@@ -28,6 +29,9 @@ from dflash_trt.models.pair import target_manifest
 
 _PER_TENSOR = {"num_bits": (4, 3), "axis": None}
 """ModelOpt's FP8. Its NVFP4 is calibrated to the same magnitude, that of the whole tensor."""
+
+_OBSERVERS = {"input_quantizer": "input", "k_bmm_quantizer": "keys", "v_bmm_quantizer": "values"}
+"""ModelOpt's modules beside a layer that see what is calibrated, and what that is."""
 
 
 def calibrate_target(
@@ -62,16 +66,17 @@ def calibrate_target(
     layers = range(target.config.num_hidden_layers if kv_cache else 0)
     attentions = [f"model.layers.{layer}.self_attn" for layer in layers]
     quantizers = {
-        "input": {name: f"{name}.input_quantizer" for name in modules},
-        "keys": {name: f"{name}.k_bmm_quantizer" for name in attentions},
-        "values": {name: f"{name}.v_bmm_quantizer" for name in attentions},
+        what: {name: f"{name}.{kind}" for name in (modules if what == "input" else attentions)}
+        for kind, what in _OBSERVERS.items()
     }
 
     def run_samples(model: Any) -> None:
-        for what, named in quantizers.items():
-            for name, quantizer in named.items():
-                refuse = partial(_refuse_not_finite, target.path, f"the {what} of {name}")
-                model.get_submodule(quantizer).register_forward_pre_hook(refuse)
+        # Also those that are not wanted: ModelOpt has them all observe.
+        for quantizer, module in model.named_modules():
+            name, _, kind = quantizer.rpartition(".")
+            if kind in _OBSERVERS:
+                refuse = partial(_refuse_not_finite, target.path, f"the {_OBSERVERS[kind]} of {name}")
+                module.register_forward_pre_hook(refuse)
         # A head that is not calibrated has no use for the hidden states of all tokens, nor memory for their logits.
         logits = 0 if "lm_head" in modules else 1
         for ids in samples:
@@ -108,7 +113,7 @@ def _model(target: TargetCheckpoint, dtype: torch.dtype) -> Any:
     with torch.device("meta"):
         auto: Any = AutoModelForCausalLM
         model = auto.from_config(AutoConfig.for_model(**target.config.to_dict()), dtype=dtype)
-    weights = {name: target.weights.read(name).to(dtype) for name in target_manifest(target).floats}
+    weights = dict(finite_weights(target_manifest(target), dtype))
     if target.config.tie_word_embeddings:
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
     model.load_state_dict(weights, assign=True)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
-import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,10 +15,13 @@ from pydantic import TypeAdapter, ValidationError
 
 from dflash_trt import __version__
 from dflash_trt.checkpoint.example_prompts import EXAMPLE_PROMPTS_FILE
+from dflash_trt.checkpoint.json_object import read_json
 from dflash_trt.checkpoint.pairing import check_pairing
+from dflash_trt.checkpoint.regular_file import is_file
 from dflash_trt.checkpoint.target import CONFIG_FILE
 from dflash_trt.checkpoint.tokenizer import TEMPLATES_DIR, TOKENIZER_FILES, load_tokenizer
 from dflash_trt.engine.config import EngineConfig
+from dflash_trt.engine.writer_lock import only_writer
 from dflash_trt.errors import UserError, access
 
 if TYPE_CHECKING:
@@ -79,13 +80,10 @@ def open_engine(path: Path) -> Engine:
         UserError: there is no engine, it was made by another version, or its config is damaged.
     """
     file = path / CONFIG_FILE
-    try:
-        content = json.loads(file.read_text())
-    except OSError as error:
-        raise UserError(f"{path}: is no engine directory, {CONFIG_FILE} cannot be read ({error.strerror})") from None
-    except ValueError as error:
-        raise UserError(f"{file}: is not JSON ({error})") from None
-    if not is_engine_config(content):
+    if not is_file(file):
+        raise UserError(f"{path}: is no engine directory, it has no {CONFIG_FILE}")
+    content = read_json(file)
+    if not isinstance(content, dict) or not is_engine_config(content):
         raise UserError(f"{file}: is no engine's config; run `dflash-trt build` on a checkpoint first")
     if _release(str(content.get("version"))) != _release(__version__):
         raise UserError(
@@ -140,7 +138,7 @@ def check_output_file(file: Path) -> None:
     """
     with access(file, "written"):
         place = Path(os.path.realpath(file))
-        is_new = not place.exists()
+        is_new = not is_file(place)
         with place.open("ab"):
             pass
         if is_new:
@@ -151,19 +149,42 @@ def check_output_file(file: Path) -> None:
 def written_whole(output_dir: Path) -> Iterator[Path]:
     """A sibling of `output_dir` to write into, which takes its name if the block ends well and is removed if not.
 
-    An engine directory that stands there is replaced, and stays until then; anything else is left alone.
+    An engine directory that stands there is replaced, and stays until then; anything else is left alone. What a process
+    has left here that was killed is removed.
 
     Raises:
-        UserError: as `check_output_dir`; what the block raises is let through.
+        UserError: as `check_output_dir`, or another process is writing here; what the block raises is let through.
     """
     place = check_output_dir(output_dir)
-    new, old = (place.with_name(f".{place.name}.{secrets.token_hex(4)}") for _ in range(2))
     missing_parents = [parent for parent in place.parents if not parent.exists()]
+    new, old, lock = (place.with_name(f".{place.name}.dflash-trt-{what}") for what in ("new", "old", "lock"))
     try:
         with access(output_dir, "written"):
             place.parent.mkdir(parents=True, exist_ok=True)
+        with _held(output_dir, place, lock), _swapped(output_dir, place, new, old):
+            yield new
+    finally:
+        with suppress(OSError):  # those that hold the engine are not empty
+            for parent in missing_parents:
+                parent.rmdir()
+
+
+@contextmanager
+def _held(output_dir: Path, place: Path, lock: Path) -> Iterator[None]:
+    with ExitStack() as stack:
+        with access(output_dir, "written"):
+            stack.enter_context(only_writer(place, lock))
+        yield
+
+
+@contextmanager
+def _swapped(output_dir: Path, place: Path, new: Path, old: Path) -> Iterator[None]:
+    """`new`, made empty, takes the place of `place` if the block ends well."""
+    try:
+        with access(output_dir, "written"):
+            _undo(place, new, old)
             new.mkdir()
-        yield new
+        yield
         with access(output_dir, "written"):
             if place.exists():
                 place.rename(old)
@@ -172,13 +193,17 @@ def written_whole(output_dir: Path) -> Iterator[Path]:
             with access(old, "removed"):
                 shutil.rmtree(old)
     finally:
-        if old.exists() and not place.exists():
-            old.rename(place)
-        for leftover in (new, old):
-            shutil.rmtree(leftover, ignore_errors=True)
-        with suppress(OSError):  # those that hold the engine are not empty
-            for parent in missing_parents:
-                parent.rmdir()
+        with suppress(OSError):
+            _undo(place, new, old)
+
+
+def _undo(place: Path, new: Path, old: Path) -> None:
+    """What a process has begun, this one or one that was killed: an engine that it was about to replace comes back."""
+    if old.exists() and not place.exists():
+        old.rename(place)
+    for leftover in (new, old):
+        if leftover.exists():
+            shutil.rmtree(leftover)
 
 
 def is_engine_config(content: object) -> bool:
@@ -194,8 +219,8 @@ def _replaceable(path: Path) -> bool:
     if not entries:
         return True
     try:
-        content = json.loads((path / CONFIG_FILE).read_text())
-    except (OSError, ValueError):
+        content = read_json(path / CONFIG_FILE)
+    except UserError:
         return False
     return is_engine_config(content) and entries <= _ENTRIES
 

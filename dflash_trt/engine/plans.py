@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
+from dflash_trt.checkpoint.regular_file import is_file
 from dflash_trt.checkpoint.safetensors_writer import TensorSpec, write_safetensors
 from dflash_trt.checkpoint.target import CONFIG_FILE
 from dflash_trt.checkpoint.weights import SafetensorsWeights
@@ -137,7 +138,7 @@ def check_plans(engine: Engine) -> None:
 
 def _check_there(engine: Engine, file: Path) -> None:
     ranks = engine.config.build_config.tp_size
-    if not file.exists():
+    if not is_file(file):
         raise UserError(f"{file}: is missing; the engine has {ranks} rank{'s'[: ranks > 1]}, see {CONFIG_FILE}")
 
 

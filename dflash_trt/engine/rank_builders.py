@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
+from dflash_trt.checkpoint.regular_file import check_file
 from dflash_trt.engine.bindings import Model
 from dflash_trt.engine.config import Backend
 from dflash_trt.engine.directory import Engine, check_output_file
@@ -61,6 +62,8 @@ class BuilderOptions:
                     f"{option}_timing_cache is {file}, backend is {backend}, which times no kernels when it builds; "
                     f"leave out --{option}_timing_cache, or give --backend tensorrt"
                 )
+        if self.timing_input is not None:
+            check_file(self.timing_input)
         if self.timing_output is not None:
             check_output_file(self.timing_output)
 

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from dflash_trt.checkpoint.regular_file import read_file
 from dflash_trt.engine.bindings import Binding, Bindings, Profile
 from dflash_trt.engine.config import EngineConfig
 from dflash_trt.engine.phases import OnProgress, Phases, phase_monitor
 from dflash_trt.engine.tensorrt_api import TensorRT
-from dflash_trt.errors import UserError, access
+from dflash_trt.errors import UserError
 from dflash_trt.models.pair import Pair
 from dflash_trt.ops.tensorrt_layers import NetworkTensor
 from dflash_trt.ops.tensorrt_ops import TensorRTOps
@@ -28,10 +29,7 @@ class TimingCache:
     """
 
     def __init__(self, source: Path | None = None) -> None:
-        self.content = b""
-        if source is not None:
-            with access(source, "read"):
-                self.content = source.read_bytes()
+        self.content = b"" if source is None else read_file(source)
 
 
 def build_plan(

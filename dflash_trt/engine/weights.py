@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from dflash_trt.checkpoint.open_checkpoint import DrafterCheckpoint, TargetCheckpoint
+from dflash_trt.checkpoint.regular_file import is_file
 from dflash_trt.checkpoint.target import CONFIG_FILE
 from dflash_trt.checkpoint.weights import SafetensorsWeights
 from dflash_trt.engine.config import EngineConfig
@@ -78,7 +79,7 @@ def _open_rank(config: EngineConfig, directory: Path, rank: int) -> tuple[Safete
 
 def _of_this_build(config: EngineConfig, file: Path) -> SafetensorsWeights:
     ranks = config.build_config.tp_size
-    if not file.exists():
+    if not is_file(file):
         files = "rank0.safetensors" if ranks == 1 else f"rank0.safetensors to rank{ranks - 1}.safetensors"
         raise UserError(f"{file}: is missing; tp_size is {ranks} in {CONFIG_FILE}, so {file.parent} must hold {files}")
     weights = SafetensorsWeights(file)

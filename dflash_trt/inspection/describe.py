@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from dflash_trt.checkpoint.declaration import Declaration, read_declaration
 from dflash_trt.checkpoint.drafter import DrafterConfig
+from dflash_trt.checkpoint.json_object import JsonObject
 from dflash_trt.checkpoint.open_checkpoint import DrafterCheckpoint, TargetCheckpoint, open_drafter, open_target
+from dflash_trt.checkpoint.regular_file import is_file
 from dflash_trt.checkpoint.target import CONFIG_FILE, TargetConfig
 from dflash_trt.checkpoint.weights import SafetensorsWeights
 from dflash_trt.engine.directory import is_engine_config
 from dflash_trt.errors import UserError, access
 from dflash_trt.inspection.engine import describe_engine
+from dflash_trt.inspection.links import links_outside
 from dflash_trt.inspection.scale_values import Progress, nothing
 from dflash_trt.inspection.survey import Survey, counted, survey
 from dflash_trt.models.pair import drafter_manifest, target_manifest
@@ -30,6 +32,8 @@ def describe(path: Path, progress: Progress = nothing) -> dict[str, Any]:
     `unsupported` says why; of a quantization that cannot be checked, `quantization` does. Of a directory that holds
     `target` and `drafter`, what each of them is. Of an engine also `cache_bytes`, what each rank takes beside its
     weights when it is loaded.
+
+    Of a checkpoint whose files are links out of its directory, `links` names them by where they lead.
 
     Args:
         path: a directory, or a GGUF file.
@@ -51,6 +55,11 @@ def describe(path: Path, progress: Progress = nothing) -> dict[str, Any]:
         return describe_engine(path, progress)
     if not config:
         return _describe_supported(open_target(path), Declaration(path), progress)
+    links = links_outside(path)
+    return {**_describe_checkpoint(path, config, progress), **({"links": links} if links else {})}
+
+
+def _describe_checkpoint(path: Path, config: dict[str, Any], progress: Progress) -> dict[str, Any]:
     is_drafter = "dflash_config" in config or "speculators_model_type" in config
     declaration = read_declaration(path)
     try:
@@ -110,8 +119,5 @@ def _plain(config: Any) -> dict[str, Any]:
 
 
 def _config(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads((path / CONFIG_FILE).read_text())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    """Its config.json, where it is a directory that has one."""
+    return dict(JsonObject.from_file(path / CONFIG_FILE).values) if is_file(path / CONFIG_FILE) else {}

@@ -21,6 +21,9 @@ from dflash_trt.runtime.proposer import ProposerName
 from dflash_trt.runtime.rank_group import nccl_communicator
 from dflash_trt.runtime.torch_executor import torch_executor
 
+_OUT_OF_MEMORY = ("DefaultCPUAllocator", "std::bad_alloc", "out of memory")
+"""In messages of allocators: torch's on a CPU, C++'s, CUDA's where torch passes it on."""
+
 
 def load_executor(
     engine: Engine, device: torch.device, ranks: Ranks = ALONE, proposer: ProposerName = "dflash"
@@ -31,9 +34,10 @@ def load_executor(
         proposer: what proposes draft tokens.
 
     Raises:
-        UserError: a file is damaged, there is no memory for the caches, TensorRT does not take the engine, or it or
-            Triton is not installed.
+        UserError: a file is damaged, there is no memory for weights or caches, TensorRT does not take the engine, or it
+            or Triton is not installed.
     """
+    _check_cache_size(engine, device)
     if engine.config.builder.tensorrt is None:
         return _load_torch(engine, device, ranks, proposer)
     return _load_tensorrt(engine, engine.config.builder.tensorrt, device, ranks, proposer)
@@ -42,7 +46,8 @@ def load_executor(
 def _load_torch(engine: Engine, device: torch.device, ranks: Ranks, proposer: ProposerName) -> RankExecutor:
     """On a CPU its weights stay mapped, held once."""
     build = engine.config.build_config
-    pair = load_rank(engine.config, engine.path, ranks.rank, device)
+    with _room_for_weights(engine, device):
+        pair = load_rank(engine.config, engine.path, ranks.rank, device)
     with _room_for_caches(engine, device):
         return torch_executor(
             pair,
@@ -70,29 +75,56 @@ def _load_tensorrt(
         with plans.read(which) as plan:
             return TensorRTEngine(tensorrt, plan, str(plans.files[which]), bindings, device, communicator)
 
-    try:
+    with _room_for_weights(engine, device):
         target, drafter = loaded("target"), loaded("drafter")
         shared = {name: plans.shared.read(name).to(device) for name in plans.shared.names()}
-    except torch.OutOfMemoryError:
-        raise UserError(f"{engine.path}: {device} has no memory for its weights; build with more --tp_size") from None
     with _room_for_caches(engine, device):
         return tensorrt_executor(config, target, drafter, shared, ranks=ranks, proposer=proposer)
 
 
 @contextmanager
+def _room_for_weights(engine: Engine, device: torch.device) -> Iterator[None]:
+    with _out_of_memory_is(f"{engine.path}: {device} has no memory for its weights; build with more --tp_size"):
+        yield
+
+
+@contextmanager
 def _room_for_caches(engine: Engine, device: torch.device) -> Iterator[None]:
+    with _out_of_memory_is(_no_room(engine, device)):
+        yield
+
+
+@contextmanager
+def _out_of_memory_is(refusal: str) -> Iterator[None]:
+    """Nothing but a failed allocation becomes this `UserError`."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise UserError(refusal) from None
+
+
+def _check_cache_size(engine: Engine, device: torch.device) -> None:
+    """Linux promises more memory than there is and ends the process that uses it."""
+    if engine.config.cache_bytes > memory_of(device):
+        raise UserError(_no_room(engine, device))
+
+
+def _no_room(engine: Engine, device: torch.device) -> str:
     build = engine.config.build_config
-    no_room = UserError(
+    return (
         f"{engine.path}: its caches take {engine.config.cache_bytes} bytes, more than {device} can give; build with a "
         f"smaller --max_batch_size, now {build.max_batch_size}, or --max_seq_len, now {build.max_seq_len}"
     )
-    # Linux promises more memory than there is and ends the process that uses it.
-    if engine.config.cache_bytes > memory_of(device):
-        raise no_room
-    try:
-        yield
-    except (RuntimeError, MemoryError):  # of torch, OutOfMemoryError on a GPU and a plain RuntimeError on a CPU
-        raise no_room from None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an allocation failed. On a CPU torch has no class for that, so its allocator's message tells."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    told = str(error)
+    return isinstance(error, RuntimeError) and any(sign in told for sign in _OUT_OF_MEMORY)
 
 
 def memory_of(device: torch.device) -> int:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dflash_trt.checkpoint.json_object import JsonObject
+from dflash_trt.checkpoint.regular_file import is_file
 from dflash_trt.checkpoint.target import GENERATION_CONFIG_FILE
 from dflash_trt.runtime.sampling import SamplingParams
 
@@ -27,7 +28,7 @@ def sampling_defaults(engine_dir: Path) -> dict[str, Any]:
         UserError: a value in it cannot be.
     """
     path = engine_dir / GENERATION_CONFIG_FILE
-    given = JsonObject.from_file(path).values if path.is_file() else {}
+    given = JsonObject.from_file(path).values if is_file(path) else {}
     defaults: dict[str, Any] = {"temperature": 1.0}
     defaults |= {name: given[key] for key, name in _NAMES.items() if given.get(key) is not None}
     SamplingParams(**defaults)

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import gguf
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from dflash_trt.checkpoint.gguf_file import GGUFFile, find_gguf
+from dflash_trt.checkpoint.open_checkpoint import open_target
 from dflash_trt.errors import UserError
 from tests.checkpoint import tiny_gguf
 
@@ -99,3 +102,66 @@ def test_find(tmp_path: Path) -> None:
         find_gguf(tmp_path)
     (tmp_path / "config.json").touch()
     assert find_gguf(tmp_path) is None
+
+
+def read_by_the_package(path: Path) -> dict[str, tuple[int, list[int], bytes]] | None:
+    """Tensors as the gguf package reads them: type, shape and bytes; None where it refuses the file."""
+    try:
+        reader = gguf.GGUFReader(path)
+        return {
+            tensor.name: (int(tensor.tensor_type), tensor.shape.tolist()[::-1], tensor.data.tobytes())
+            for tensor in reader.tensors
+        }
+    except Exception:  # whatever a damaged file leads to
+        return None
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A file with every kind of value in its header."""
+    path = tmp_path_factory.mktemp("gguf") / "m.gguf"
+    return tiny_gguf.write(path, kind=gguf.GGMLQuantizationType.Q8_0, changes=EVERY_TYPE).read_bytes()
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_damaged_header_is_read_as_the_package_does_or_refused(
+    toy: bytes, tmp_path: Path, data: st.DataObject
+) -> None:
+    header = toy.index(b"blk.1.ffn_down.weight") + 64
+    content = bytearray(toy)
+    for _ in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(4, header))
+        new = data.draw(
+            st.binary(min_size=1, max_size=4)
+            | st.sampled_from([0, 1, 2**31, 2**63, 2**64 - 1]).map(lambda number: number.to_bytes(8, "little"))
+        )
+        content[at : at + len(new)] = new
+    path = tmp_path / "m.gguf"
+    path.write_bytes(content)
+    try:
+        ours = GGUFFile(path)
+    except UserError as refusal:
+        assert str(refusal).startswith(f"{path}: ")
+        return
+    theirs = read_by_the_package(path)
+    if theirs is not None:
+        found = {
+            name: (int(tensor.type), list(tensor.shape), ours.bytes_of(name).tobytes())
+            for name, tensor in ours.tensors.items()
+        }
+        assert found == theirs
+    try:
+        checkpoint = open_target(path)
+        for name in checkpoint.weights.names():
+            checkpoint.weights.read(name)
+    except UserError as refusal:
+        assert str(refusal).startswith(f"{path}: ")
+
+
+def test_refuses_tensors_on_each_other(toy: bytes, tmp_path: Path) -> None:
+    at = toy.index(b"blk.0.attn_q.weight") + len(b"blk.0.attn_q.weight") + 4 + 2 * 8 + 4
+    path = tmp_path / "m.gguf"
+    path.write_bytes(toy[:at] + bytes(8) + toy[at + 8 :])
+    with pytest.raises(UserError, match=r"begins at byte \d+, before another ends"):
+        GGUFFile(path)

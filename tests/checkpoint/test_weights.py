@@ -10,6 +10,9 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 from dflash_trt.checkpoint.weights import INDEX_FILE, SINGLE_FILE, SafetensorsWeights, finite_in
@@ -106,7 +109,10 @@ ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         (b"[1, 2]", "header cannot be read"),
         (b"[" * 200_000, "header cannot be read"),
         (json.dumps({"a": ENTRY | {"shape": [1e400]}}).encode(), "header cannot be read"),
-        (json.dumps({"a": ENTRY | {"shape": [-1, -2]}}).encode(), "header cannot be read (a size is negative)"),
+        (
+            json.dumps({"a": ENTRY | {"shape": [-1, -2]}}).encode(),
+            "header cannot be read (tensor a: a size is negative)",
+        ),
         (b'{"a": {"dtype": "F32"}}', "header cannot be read"),
         (json.dumps({"a": ENTRY | {"dtype": "F4"}}).encode(), "tensor a has type F4; supported are F64, F32"),
         (
@@ -185,3 +191,96 @@ def test_finite_in_refuses_what_the_type_cannot_hold() -> None:
     with pytest.raises(UserError, match=r"w holds 7e\+04, beyond float16; choose bfloat16 or float32"):
         finite_in(torch.tensor([1.0, -70000.0]), torch.float16, "w")
     assert finite_in(torch.empty(0, 3), torch.float16, "w").dtype == torch.float16
+
+
+def values(entry: dict[str, Any]) -> st.SearchStrategy[Any]:
+    """A header's entry with anything in any of its places."""
+    integers = st.sampled_from([0, 1, 2, 8, -1, 2**31, 2**63, 2**64, 10**30, True, 1.0, "2", None])
+    anything = integers | st.lists(integers, max_size=3) | st.sampled_from([{}, "F32", "F4", "U8", "", "f32"])
+    return st.fixed_dictionaries(
+        {key: st.one_of(st.just(value), st.just(value), anything) for key, value in entry.items()},
+        optional={"more": anything},
+    )
+
+
+def taken_by_the_library(path: Path) -> dict[str, tuple[str, list[int]]] | None:
+    """Types and shapes as safetensors reads them; None where it refuses the file."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no dict
+            return {name: (str(tensor.dtype), list(tensor.shape)) for name, tensor in tensors.items()}
+    except Exception:  # TypeError for one, of a type that torch has not
+        return None
+
+
+HEADERS = st.fixed_dictionaries(
+    {"a": values(ENTRY)},
+    optional={
+        "b": values(ENTRY | {"data_offsets": [8, 16]}),
+        "": values({"dtype": "U8", "shape": [0], "data_offsets": [8, 8]}),
+        "__metadata__": st.sampled_from([{}, {"x": "y"}, {"x": 1}, [], None, "x"]),
+    },
+).map(json.dumps)
+
+
+@settings(max_examples=150)
+@given(
+    header=HEADERS.map(str.encode)
+    | st.tuples(HEADERS, st.integers(0, 200), st.binary(max_size=3)).map(
+        lambda drawn: drawn[0].encode()[: drawn[1]] + drawn[2] + drawn[0].encode()[drawn[1] :]
+    ),
+    size=st.sampled_from([0, 8, 16, 17]),
+)
+def test_a_header_is_taken_only_where_safetensors_takes_it(
+    tmp_path_factory: pytest.TempPathFactory, header: bytes, size: int
+) -> None:
+    path = with_header(tmp_path_factory.getbasetemp() / "drawn.safetensors", header, bytes(size))
+    theirs = taken_by_the_library(path)
+    try:
+        weights = SafetensorsWeights(path)
+    except UserError as refusal:
+        assert str(refusal).startswith(f"{path}: ")
+        assert theirs is None or b"F4" in header
+        return
+    assert theirs == {name: (str(weights.dtype(name)), list(weights.shape(name))) for name in weights.names()}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shape": ["2"]},
+        {"shape": "2"},
+        {"shape": [2.0]},
+        {"shape": [True, 2]},
+        {"shape": {"0": 2}},
+        {"data_offsets": ["0", "8"]},
+        {"data_offsets": [0.0, 8.0]},
+        {"data_offsets": [0, 8, 8]},
+        {"data_offsets": None},
+        {"data_offsets": [-8, 0]},
+        {"shape": [2**62, 2**2], "data_offsets": [0, 0]},
+        {"dtype": 7},
+        {"dtype": "f32"},
+    ],
+)
+def test_refuses_an_entry_of_other_types(tmp_path: Path, change: dict[str, Any]) -> None:
+    path = with_header(tmp_path / SINGLE_FILE, json.dumps({"a": ENTRY | change}).encode(), bytes(8))
+    assert taken_by_the_library(path) is None
+    with pytest.raises(UserError, match="tensor a"):
+        SafetensorsWeights(path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32", "utf-8-sig"])
+def test_refuses_a_header_that_is_not_utf8(tmp_path: Path, encoding: str) -> None:
+    path = with_header(tmp_path / SINGLE_FILE, json.dumps({"a": ENTRY}).encode(encoding), bytes(8))
+    with pytest.raises(UserError, match="its header cannot be read"):
+        SafetensorsWeights(path)
+
+
+def test_refuses_a_header_beyond_the_formats_limit(tmp_path: Path) -> None:
+    path = tmp_path / SINGLE_FILE
+    with path.open("wb") as file:
+        file.write((200_000_000).to_bytes(8, "little"))
+        file.truncate(300_000_000)
+    with pytest.raises(UserError, match="claims 200000000 bytes, the format's limit is 100000000"):
+        SafetensorsWeights(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -82,6 +83,35 @@ def other_target(pair: Path) -> None:
     edit_json(pair / "drafter/config.json", num_target_layers=36)
 
 
+def pipe(path: Path) -> None:
+    """Which waits for ever when it is opened."""
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def pipes_and_links() -> dict[str, tuple[Callable[[Path], None], tuple[str, ...]]]:
+    """Every file that a build reads, as a pipe and as a link that leads nowhere."""
+    files = (
+        *("config.json", "generation_config.json", "hf_quant_config.json", "model.safetensors"),
+        *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
+    )
+
+    def link(path: Path) -> None:
+        path.unlink(missing_ok=True)
+        path.symlink_to("blobs/gone")
+
+    names = [f"target/{name}" for name in files] + ["drafter/config.json", "drafter/model.safetensors"]
+    pipes = {f"{name} as a pipe": (lambda p, n=name: pipe(p / n), (f"{name}: is a pipe",)) for name in names}
+    links = {f"{name} as a link": (lambda p, n=name: link(p / n), (f"{name}: is a link to blobs",)) for name in names}
+    return {**pipes, **links}
+
+
+def absurd(part: str, **changes: Any) -> tuple[Callable[[Path], None], tuple[str, ...]]:
+    """An edit of a config that is refused by the name of its first key."""
+    return (lambda p: edit_json(p / part / "config.json", **changes)), (f"{part}/config.json", next(iter(changes)))
+
+
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
 WEIGHTS = "target/model.safetensors"
 NORM = "model.norm.weight"
 CHECKPOINTS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
@@ -142,6 +172,23 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
     "quantized drafter": (
         lambda p: edit_json(p / "drafter/config.json", quantization_config={"bits": 4}),
         ("drafter/config.json: quantization_config.quant_method", "required"),
+    ),
+    **pipes_and_links(),
+    "integer of 400 digits": absurd("target", hidden_size=10**400),
+    "layers without end": absurd("drafter", num_hidden_layers=10**9),
+    "block without end": absurd("drafter", block_size=10**18),
+    "context without end": absurd("target", max_position_embeddings=10**18),
+    "begin outside the vocabulary": absurd("target", bos_token_id=10**6),
+    "YaRN without a band": absurd("target", rope_parameters=YARN | {"beta_fast": 1e308, "beta_slow": 1e308}),
+    "YaRN without wavelengths": absurd("target", rope_parameters=YARN | {"rope_theta": 1.0}),
+    "YaRN beyond float16": absurd("target", rope_parameters=YARN | {"attention_factor": 1e5}),
+    "nested config": (
+        lambda p: (p / "target/config.json").write_text('{"a":' * 5000 + "1" + "}" * 5000) and None,
+        ("target/config.json", "nested"),
+    ),
+    "tokenizer with a number as text": (
+        lambda p: edit_json(p / "target/tokenizer_config.json", model_max_length={}),
+        ("target: its tokenizer cannot be loaded",),
     ),
     "untied head": (other_head, (WEIGHTS, "lm_head.weight", "tie_word_embeddings")),
 }
@@ -258,9 +305,9 @@ RUNS: dict[str, tuple[list[str], tuple[str, ...]]] = {
     "log-probabilities as text": (["--prompt", "x", "--logprobs", "2"], ("--logprobs", "--format json")),
     "two forms": (["--prompt", "x", "--regex", "a", "--json_schema", "{}"], ("--json_schema", "--regex")),
     "no schema": (["--prompt", "x", "--json_schema", "{"], ("structured_outputs.json", "JSON")),
-    "absent schema": (["--prompt", "x", "--json_schema", "@nowhere.json"], ("nowhere.json: cannot be read",)),
+    "absent schema": (["--prompt", "x", "--json_schema", "@nowhere.json"], ("nowhere.json: no such file",)),
     "no expression": (["--prompt", "x", "--regex", "(a"], ("structured_outputs.regex", "unterminated subpattern")),
-    "absent grammar": (["--prompt", "x", "--grammar", "nowhere.ebnf"], ("nowhere.ebnf: cannot be read",)),
+    "absent grammar": (["--prompt", "x", "--grammar", "nowhere.ebnf"], ("nowhere.ebnf: no such file",)),
     "form past its end": (["--prompt", "x", "--regex", "a", "--ignore_eos"], ("ignore_eos", "structured_outputs")),
     "exclusive": (
         ["--prompt", "x", "--verify_window", "2", "--no_speculation"],
@@ -326,6 +373,21 @@ ENGINES: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
         lambda e: edit_inner(e, "speculative_config", target_layer_ids=[0, 99]),
         ("config.json", "target_layer_ids", "99"),
     ),
+    "sizes of no model": (
+        lambda e: edit_inner(e, "speculative_config", block_size=10**18),
+        ("config.json", "block_size is 1000000000000000000, it must be 1 to 1024"),
+    ),
+    "no frequencies": (
+        lambda e: edit_inner(
+            e, "pretrained_config", rope={"kind": "linear", "theta": 1e4, "head_dim": 8, "factor": 1e60}
+        ),
+        ("config.json", "no frequencies"),
+    ),
+    "a pipe": (lambda e: pipe(e / "tokenizer.json"), ("tokenizer.json: is a pipe",)),
+    "weights that are a pipe": (
+        lambda e: pipe(e / "drafter/rank0.safetensors"),
+        ("rank0.safetensors: is a pipe",),
+    ),
     "no slots": (
         lambda e: edit_inner(e, "build_config", max_batch_size=0),
         ("config.json: max_batch_size is 0, it must be 1 or more",),
@@ -363,8 +425,14 @@ def test_run_refuses_engine(engine: Path, capsys: pytest.CaptureFixture[str], mi
     check(invoke(capsys, "run", "--engine_dir", engine, "--prompt", "x"), fragments)
 
 
-@pytest.mark.parametrize("failure", [RuntimeError("not enough memory"), torch.OutOfMemoryError(), MemoryError()])
-def test_run_refuses_when_caches_cannot_be_allocated(
+ALLOCATOR = "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried"
+"""As torch words it."""
+
+
+@pytest.mark.parametrize(
+    "failure", [RuntimeError(ALLOCATOR), RuntimeError("std::bad_alloc"), torch.OutOfMemoryError(), MemoryError()]
+)
+def test_run_refuses_when_memory_cannot_be_allocated(
     llms: Engines, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, failure: Exception
 ) -> None:
     engine = llms["llama"].engine
@@ -372,9 +440,26 @@ def test_run_refuses_when_caches_cannot_be_allocated(
     def fail(*arguments: object, **options: object) -> None:
         raise failure
 
-    monkeypatch.setattr(load, "torch_executor", fail)
-    result = invoke(capsys, "run", "--engine_dir", engine.path, "--prompt", "x", "--device", "cpu")
-    check(result, (f"caches take {engine.config.cache_bytes} bytes", "--max_batch_size", "--max_seq_len"))
+    for step, fragments in (
+        ("torch_executor", (f"caches take {engine.config.cache_bytes} bytes", "--max_batch_size", "--max_seq_len")),
+        ("load_rank", ("cpu has no memory for its weights", "--tp_size")),
+    ):
+        monkeypatch.setattr(load, step, fail)
+        result = invoke(capsys, "run", "--engine_dir", engine.path, "--prompt", "x", "--device", "cpu")
+        check(result, fragments)
+
+
+@pytest.mark.parametrize("step", ["torch_executor", "load_rank"])
+def test_other_failures_keep_their_message(
+    llms: Engines, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr(load, step, fail)
+    path = llms["llama"].engine.path
+    result = invoke(capsys, "run", "--engine_dir", path, "--prompt", "x", "--device", "cpu")
+    assert result.status == 1 and "RuntimeError: mat1 and mat2 shapes cannot be multiplied" in result.err
 
 
 @pytest.mark.parametrize(("option", "value"), [("max_output_len", "0"), ("verify_window", "0"), ("verify_window", "9")])
@@ -382,6 +467,23 @@ def test_demo_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str], option
     result = invoke(capsys, "demo", "--output_dir", tmp_path / "engine", f"--{option}", value)
     check(result, (f"'--{option}'", value))
     assert not (tmp_path / "engine").exists()
+
+
+@pytest.mark.parametrize("option", ["--json_schema", "--grammar"])
+def test_run_refuses_a_pipe(llms: Engines, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str) -> None:
+    pipe(tmp_path / "pipe")
+    file = f"@{tmp_path / 'pipe'}" if option == "--json_schema" else tmp_path / "pipe"
+    result = invoke(capsys, "run", "--engine_dir", llms["llama"].engine.path, "--prompt", "x", option, file)
+    check(result, ("pipe: is a pipe",))
+
+
+@pytest.mark.parametrize("option", ["--calib_dataset", "--report"])
+def test_convert_refuses_a_pipe(pair: Path, capsys: pytest.CaptureFixture[str], option: str) -> None:
+    pipe(pair / "text.txt")
+    (pair / "good.txt").write_text("a text")
+    calibration = [] if option == "--calib_dataset" else ["--calib_dataset", pair / "good.txt"]
+    options = ["--target_dir", pair / "target", "--output_dir", pair / "out", "--qformat", "fp8", *calibration]
+    check(invoke(capsys, "convert", *options, option, pair / "text.txt"), ("text.txt: is a pipe",))
 
 
 def test_inspect_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -463,3 +463,24 @@ def test_a_bar_appears_after_two_seconds(exports: Exports, monkeypatch: pytest.M
     with command._late_progress("reading") as progress:
         describe(exports[f"llama {W4A16}"], lambda done, total: None)
     assert shown == [5, 2, 1, 1]
+
+
+def test_links_out_of_the_directory_are_followed_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a Hugging Face cache has them; a link inside the directory is not worth a word."""
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "snapshot").mkdir()
+    for index, file in enumerate(sorted((TINY / "target").iterdir())):
+        shutil.copy(file, tmp_path / f"blobs/{index}")
+        (tmp_path / "snapshot" / file.name).symlink_to(f"../blobs/{index}")
+    (tmp_path / "snapshot/inside").symlink_to("config.json")
+    shutil.copy(TINY / "target/config.json", tmp_path / "snapshot/own.json")
+    names = sorted(file.name for file in (TINY / "target").iterdir())
+    described = json.loads(invoke(capsys, "inspect", tmp_path / "snapshot", "--format", "json").out)
+    plain = json.loads(invoke(capsys, "inspect", TINY / "target", "--format", "json").out)
+    links = described.pop("links")
+    assert (
+        list(links) == [str(tmp_path / "blobs")] and sorted(set(links[str(tmp_path / "blobs")]) - {"inside"}) == names
+    )
+    assert described == plain
+    text = "".join(invoke(capsys, "inspect", tmp_path / "snapshot").out.split())
+    assert "links" in text and "files" in text

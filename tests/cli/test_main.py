@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -12,8 +13,11 @@ import pytest
 
 from dflash_trt import __version__
 from dflash_trt.cli.main import cli
+from dflash_trt.engine.processes import environment_of_children
 from tests.cli.invoke import invoke
 from tests.conftest import TINY
+
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
 def test_our_failure_is_one_line_and_a_traceback_on_request(
@@ -93,3 +97,25 @@ def test_termination_leaves_nothing_half_written(tmp_path: Path) -> None:
         process.terminate()
         assert process.wait(timeout=60) == 128 + signal.SIGTERM
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("chosen", "spins"),
+    [({}, "0"), ({"OMP_WAIT_POLICY": "active"}, "30000000000"), ({"GOMP_SPINCOUNT": "1234"}, "1234")],
+)
+def test_threads_sleep_while_they_wait_unless_the_user_has_chosen(chosen: dict[str, str], spins: str) -> None:
+    """By what OpenMP says itself when torch loads it."""
+    environment = {name: value for name, value in os.environ.items() if name not in WAITING}
+    environment |= chosen | {"OMP_DISPLAY_ENV": "verbose"}
+    script = Path(sys.executable).with_name("dflash-trt")
+    told = subprocess.run([script, "doctor"], env=environment, capture_output=True, text=True, check=True).stderr
+    assert f"GOMP_SPINCOUNT = '{spins}'" in told
+
+
+@pytest.mark.parametrize("name", WAITING)
+def test_ranks_wait_as_the_user_has_chosen(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    for each in WAITING:
+        monkeypatch.delenv(each, raising=False)
+    assert environment_of_children(1)["OMP_WAIT_POLICY"] == "passive"
+    monkeypatch.setenv(name, "active")
+    assert {each: environment_of_children(1).get(each) for each in WAITING} == dict.fromkeys(WAITING) | {name: "active"}

@@ -155,7 +155,7 @@ def test_refuses_chats_without_a_template(tmp_path: Path) -> None:
         ("a.txt", b"\n \n", "a.txt: holds no text"),
         ("a.txt", b"oak\n\n\xff\xfe\n", "a.txt:3: is not UTF-8"),
         ("a.parquet", b"PAR1", "a.parquet: texts are .jsonl"),
-        ("a.txt", None, "a.txt: cannot be read"),
+        ("a.txt", None, "a.txt: no such file"),
     ],
 )
 def test_refuses_a_file(

@@ -169,14 +169,17 @@ def anonymous_bytes() -> int:
 @pytest.mark.parametrize(
     ("tensor", "value", "message"),
     [
+        ("model.norm.weight", float("nan"), "model.norm.weight holds NaN or infinity; the checkpoint is damaged"),
+        ("model.embed_tokens.weight", float("inf"), "model.embed_tokens.weight holds NaN or infinity"),
+        ("lm_head.weight", float("nan"), "lm_head.weight holds NaN or infinity"),
         (
             "model.layers.1.mlp.gate_proj.weight",
-            float("nan"),
+            3e38,
             "the input of model.layers.1.mlp.down_proj became infinite or not a number in float32",
         ),
         (
             "model.layers.1.self_attn.k_proj.weight",
-            float("inf"),
+            3e38,
             "the keys of model.layers.1.self_attn became infinite or not a number in float32",
         ),
         (
@@ -194,7 +197,19 @@ def test_refuses_what_no_scale_can_be_made_from(tmp_path: Path, tensor: str, val
     target = open_target(tmp_path)
     with pytest.raises(UserError, match=message) as refusal:
         calibrate_target(target, SAMPLES, linears(target), kv_cache=True)
-    assert str(refusal.value).startswith(f"{tmp_path}: ")
+    assert str(refusal.value).startswith(str(tmp_path))
+
+
+@pytest.mark.parametrize("modules", [None, [UP]])
+def test_refuses_activations_that_float16_cannot_hold(tmp_path: Path, modules: list[str] | None) -> None:
+    """Also where no layer that is calibrated sees them: after the last one."""
+    model = random_target(tmp_path)
+    with torch.no_grad():
+        model.get_parameter("model.layers.3.mlp.down_proj.weight").fill_(6e4)
+    model.half().save_pretrained(tmp_path)
+    target = open_target(tmp_path)
+    with pytest.raises(UserError, match="the input of lm_head became infinite or not a number in float16"):
+        calibrate_target(target, SAMPLES, modules or linears(target), kv_cache=modules is None)
 
 
 def test_refuses_when_no_token_reached_a_layer(tmp_path: Path) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -50,7 +53,7 @@ def test_a_file_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
         check_output_file(tmp_path / name)
     assert names(tmp_path) == ["held", "link"] and (tmp_path / "held").read_text() == "held"
     for name in ("held/file", "missing/file", "."):
-        with pytest.raises(UserError, match="cannot be written"):
+        with pytest.raises(UserError, match=r"cannot be written|is a directory; it must be a file"):
             check_output_file(tmp_path / name)
 
 
@@ -148,3 +151,67 @@ def test_a_mount_point_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "volume").mkdir()
     with pytest.raises(UserError, match="volume: is a mount point"):
         check_output_dir(tmp_path / "volume")
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from dflash_trt.engine.directory import written_whole
+
+with written_whole(Path(sys.argv[1])) as directory:
+    (directory / "large").write_text("half")
+    print("writing", flush=True)
+    sys.stdin.read()
+    (directory / "large").unlink()
+    (directory / "config.json").write_text(sys.argv[2])
+"""
+
+
+@contextmanager
+def another_process(output_dir: Path) -> Iterator[subprocess.Popen[str]]:
+    """One that is writing there, and ends when its stdin closes."""
+    command = [sys.executable, "-c", HOLD, str(output_dir), config("9")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "writing\n"
+        yield process
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_what_a_killed_build_left_is_removed_by_the_next(tmp_path: Path, replaces: bool) -> None:
+    engine = tmp_path / "engine"
+    if replaces:
+        write(engine, "1")
+    with another_process(engine) as process:
+        process.kill()
+    assert len(names(tmp_path)) == 2 + replaces
+    write(engine, "2")
+    assert names(tmp_path) == ["engine"] and content(engine) == config("2")
+
+
+def test_a_second_build_is_told_of_the_first_and_leaves_it_alone(tmp_path: Path) -> None:
+    engine = tmp_path / "engine"
+    with another_process(engine) as process:
+        before = names(tmp_path)
+        with pytest.raises(UserError, match=f"^{engine}: another process is building into it"):
+            write(engine)
+        assert names(tmp_path) == before
+        write(tmp_path / "other", "3")
+        process.communicate()
+    assert process.returncode == 0
+    assert names(tmp_path) == ["engine", "other"] and content(engine) == config("9")
+
+
+def test_an_engine_that_a_killed_build_had_set_aside_comes_back(engine: Path) -> None:
+    """Killed between the two renames."""
+    engine.rename(engine.with_name(".engine.dflash-trt-old"))
+    engine.with_name(".engine.dflash-trt-new").mkdir()
+    engine.with_name(".engine.dflash-trt-lock").touch()
+    with pytest.raises(KeyboardInterrupt), written_whole(engine):
+        raise KeyboardInterrupt
+    assert names(engine.parent) == ["engine"] and content(engine) == config("1")
+
+
+def test_an_output_file_that_would_wait_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="pipe: is a pipe; it must be a file"):
+        check_output_file(tmp_path / "pipe")
