@@ -31,6 +31,8 @@ TOKENIZER_FILES = (
 """All that may be copied."""
 _LARGEST = 256 << 20
 """Bytes of one of them; vocabularies of 256,000 tokens take 35 million."""
+_MOST_HOLES = 1 << 16
+"""Ids that a vocabulary may pass over."""
 
 _GGUF_CHAT_TEMPLATE = "tokenizer.chat_template"
 _GGUF_SPECIAL_TOKENS = {
@@ -87,12 +89,22 @@ def load_tokenizer(directory: Path, origin: Path | None = None) -> PreTrainedTok
     from transformers import AutoTokenizer  # takes seconds, which ranks without a tokenizer save
 
     try:
+        _check_ids(json.loads((directory / TOKENIZER_FILE).read_bytes()))
         tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
         tokenizer.decode(tokenizer.encode("a"), skip_special_tokens=True)  # only use shows some wrong types
         return cast("PreTrainedTokenizerFast", tokenizer)
     except Exception as error:  # tokenizers raises nothing narrower, transformers whatever a wrong type leads to
         reason = f"{type(error).__name__}: {error}".splitlines()[0].replace(str(directory), str(origin or directory))
         raise UserError(f"{origin or directory}: its tokenizer cannot be loaded ({reason})") from None
+
+
+def _check_ids(content: Any) -> None:
+    """Refuse ids far beyond the number of tokens: tokenizers writes out every one that is missing below them."""
+    vocabulary = content["model"].get("vocab") or []
+    ids = [*(vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary)))]
+    ids += [token["id"] for token in content.get("added_tokens") or ()]
+    if max(ids, default=0) > len(ids) + _MOST_HOLES:
+        raise ValueError(f"{TOKENIZER_FILE} has the token id {max(ids)} among {len(ids)} tokens")
 
 
 def _stored(source: Path) -> dict[str, bytes]:
