@@ -35,6 +35,8 @@ TOKENIZER_FILES = (
 """All that may be copied, beside what `TEMPLATES_DIR` holds."""
 _LARGEST = 256 << 20
 """Bytes of one of them; vocabularies of 256,000 tokens take 35 million."""
+_MOST_HOLES = 1 << 16
+"""Ids that a vocabulary may pass over."""
 
 _TEMPLATE_NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 _GGUF_CHAT_TEMPLATE = "tokenizer.chat_template"
@@ -104,6 +106,7 @@ def load_tokenizer(directory: Path, origin: Path | None = None) -> PreTrainedTok
     from dflash_trt.checkpoint.token_bytes import require_decoder
 
     try:
+        _check_ids(json.loads((directory / TOKENIZER_FILE).read_bytes()))
         tokenizer: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(
             directory,
             local_files_only=True,
@@ -133,6 +136,15 @@ def _added_tokens(directory: Path) -> dict[str, Any]:
     texts = {token["content"] for token in stored}
     others = {int(index): token for index, token in given.items() if token["content"] not in texts}
     return {"added_tokens_decoder": others | {token.pop("id"): token for token in stored}}
+
+
+def _check_ids(content: Any) -> None:
+    """Refuse ids far beyond the number of tokens: tokenizers writes out every one that is missing below them."""
+    vocabulary = content["model"].get("vocab") or []
+    ids = [*(vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary)))]
+    ids += [token["id"] for token in content.get("added_tokens") or ()]
+    if max(ids, default=0) > len(ids) + _MOST_HOLES:
+        raise ValueError(f"{TOKENIZER_FILE} has the token id {max(ids)} among {len(ids)} tokens")
 
 
 def _stored(source: Path) -> dict[str, bytes]:

@@ -186,6 +186,13 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], None], tuple[str, ...]]] = {
         lambda p: (p / "target/config.json").write_text('{"a":' * 5000 + "1" + "}" * 5000) and None,
         ("target/config.json", "nested"),
     ),
+    "tokenizer with an id beyond all": (
+        lambda p: edit_json(
+            p / "target/tokenizer.json",
+            model=json.loads((p / "target/tokenizer.json").read_text())["model"] | {"vocab": {"a": 0, "b": 10**9}},
+        ),
+        ("target: its tokenizer cannot be loaded", "token id 1000000000"),
+    ),
     "tokenizer with a number as text": (
         lambda p: edit_json(p / "target/tokenizer_config.json", model_max_length={}),
         ("target: its tokenizer cannot be loaded",),

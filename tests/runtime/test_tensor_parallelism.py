@@ -134,7 +134,14 @@ def test_edits_and_logprobs_are_those_of_one_rank(
     llm = llms["tiny"]
     forms = [
         StructuredOutputs(regex="[a-f]{9,12}"),
-        StructuredOutputs(json={"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}),
+        StructuredOutputs(
+            json={
+                "type": "object",
+                "properties": {"a": {"type": "boolean"}},
+                "required": ["a"],
+                "additionalProperties": False,
+            }
+        ),
         None,
     ]
     params = [
