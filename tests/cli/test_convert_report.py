@@ -65,7 +65,7 @@ def test_without_text_says_what_was_not_measured(capsys: pytest.CaptureFixture[s
         (("--report", "r.json", "--report_seq_len", 9), "--report_seq_len needs --report_dataset"),
         (("--report", "r.json", "--report_dtype", "bfloat16"), "--report_dtype needs --report_dataset"),
         (("--report", "/proc/r.json"), "/proc/r.json: cannot be written"),
-        (("--report", "r.json", "--report_dataset", "none.txt"), "none.txt: cannot be read"),
+        (("--report", "r.json", "--report_dataset", "none.txt"), "none.txt: no such file"),
         (("--report", TINY), "is a directory"),
         (("--report", "output"), "output: is a directory; give --report a file"),
         (("--report", "output/target"), "output/target: is a directory; give --report a file"),
