@@ -9,11 +9,11 @@ from torch import Tensor
 
 from dflash_trt.ops.cpu.formats import FLOATS
 from dflash_trt.ops.cpu.kernel import F32, Emitter, Kernel, Value, compiled
-from dflash_trt.ops.cpu.vector import WIDTH, exp, splat, tail_mask
+from dflash_trt.ops.cpu.vector import elementwise, exp, splat
 
 _COUNT, _GATE, _UP, _OUT = range(2, 6)
-_UNIT = 1 << 12
-"""Numbers that a thread takes at once."""
+_SMALL = 1 << 13
+"""Numbers that one thread is done with before another one is awake."""
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
@@ -21,7 +21,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     gate, up = gate.contiguous(), up.contiguous()
     out = torch.empty_like(gate)
     count = gate.numel()
-    threads = 1 if count <= 2 * _UNIT else torch.get_num_threads()
+    threads = 1 if count < _SMALL else torch.get_num_threads()
     _kernel(gate.dtype)(threads, count, gate.data_ptr(), up.data_ptr(), out.data_ptr())
     return out
 
@@ -39,10 +39,4 @@ def _write(e: Emitter, dtype: torch.dtype) -> None:
         silu = e.b.fdiv(g, e.b.fadd(one, exp(e, e.b.fneg(g))))
         out.write(e, start, e.b.fmul(silu, up.read(e, start, mask)), mask)
 
-    with e.units(e.i64(_UNIT), e.argument(_COUNT)) as (first, end):
-        left = e.b.and_(e.b.sub(end, first), e.i64(WIDTH - 1))
-        whole = e.b.sub(end, left)
-        with e.loop(first, whole, e.i64(WIDTH)) as start:
-            write(start, None)
-        with e.b.if_then(e.b.icmp_signed(">", left, e.i64(0))):
-            write(whole, tail_mask(e, left))
+    elementwise(e, e.argument(_COUNT), write)

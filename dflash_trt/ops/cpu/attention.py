@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dflash_trt.ops.base import LayerCache, Span
-from dflash_trt.ops.cpu.formats import E4M3_EXPONENT, FLOATS, CachedE4M3Row, FloatRow, Row
+from dflash_trt.ops.cpu.formats import E4M3_EXPONENT, STORED, FloatRow, Row
 from dflash_trt.ops.cpu.kernel import F32, I32, I64, Emitter, Kernel, Value, compiled
 from dflash_trt.ops.cpu.vector import (
     WIDTH,
@@ -225,7 +225,7 @@ class _Attention:
         base = e.at(e.pointer(which), head, self.dtype.itemsize)
         if not self.copies:
             return FloatRow(e.at(base, tile, 4 * self.size))
-        held = CachedE4M3Row if self.dtype == torch.float8_e4m3fn else FLOATS[self.dtype]
+        held = STORED[self.dtype]
         with e.loop(first, end, e.i64(1)) as j:
             source = held(e.at(base, j, self.size * self.dtype.itemsize))
             target = self._tile_row(FloatRow(scratch), e.b.sub(j, tile))

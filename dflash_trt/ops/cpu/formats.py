@@ -8,7 +8,21 @@ from typing import Protocol
 import torch
 
 from dflash_trt.ops.cpu.kernel import F32, I8, I16, I32, Emitter, Value
-from dflash_trt.ops.cpu.vector import WIDTH, float_to_half, half_to_float, load, picked, splat, store, vector
+from dflash_trt.ops.cpu.vector import (
+    WIDTH,
+    clipped,
+    copysign,
+    fabs,
+    float_to_half,
+    half_to_float,
+    load,
+    picked,
+    splat,
+    store,
+    vector,
+)
+from dflash_trt.quantization.e2m1 import E2M1_MAX
+from dflash_trt.quantization.fp8 import E4M3_MAX
 
 E4M3_EXPONENT = -8
 """Kernels read e4m3 as float16 with its bits in the upper places: 2^-8 times the value, subnormals included."""
@@ -97,6 +111,16 @@ class CachedE4M3Row:
         is_nan = e.b.icmp_signed("==", e.b.and_(codes, splat(e, I8(0x7F))), splat(e, I8(0x7F)))
         return e.b.select(is_nan, splat(e, F32(float("nan"))), e4m3_to_float(e, codes))
 
+    def write(self, e: Emitter, start: Value, value: Value, mask: Value | None = None) -> None:
+        """Store the codes nearest to 16 numbers, themselves, from `start` on, or of those of a mask."""
+        is_nan = e.b.fcmp_unordered("uno", value, value)
+        scaled = e.b.fmul(to_e4m3(e, value), splat(e, F32(2.0**E4M3_EXPONENT)))
+        bits = float_to_half(e, scaled)
+        sign = e.b.and_(e.b.lshr(bits, splat(e, I16(8))), splat(e, I16(0x80)))
+        codes = e.b.or_(sign, e.b.and_(e.b.lshr(bits, splat(e, I16(7))), splat(e, I16(0x7F))))
+        codes = e.b.trunc(e.b.select(is_nan, splat(e, I16(0x7F)), codes), vector(I8))
+        store(e, codes, e.at(self.address, start), mask)
+
 
 @dataclass(frozen=True)
 class NVFP4Row:
@@ -126,9 +150,39 @@ def e4m3_to_float(e: Emitter, codes: Value) -> Value:
     return half_to_float(e, e.b.and_(bits, splat(e, I16(~(1 << 14)), count)))
 
 
+def to_e4m3(e: Emitter, x: Value) -> Value:
+    """The nearest values of e4m3, in float32; what is beyond 448 becomes 448, NaN stays NaN."""
+    return _rounded(e, clipped(e, x, E4M3_MAX), mantissa_bits=3, least_exponent=-6)
+
+
+def to_e2m1(e: Emitter, x: Value) -> Value:
+    """The nearest values of e2m1, in float32; what is beyond 6 becomes 6, NaN stays NaN."""
+    return _rounded(e, clipped(e, x, E2M1_MAX), mantissa_bits=1, least_exponent=0)
+
+
+def _rounded(e: Emitter, x: Value, *, mantissa_bits: int, least_exponent: int) -> Value:
+    """To a narrow float in its range, ties to even; below 2^`least_exponent` its values are as far apart as above."""
+    dropped = 23 - mantissa_bits
+    bits = e.b.bitcast(x, vector(I32))
+    odd = e.b.and_(e.b.lshr(bits, splat(e, I32(dropped))), splat(e, I32(1)))
+    carried = e.b.add(bits, e.b.add(odd, splat(e, I32((1 << dropped - 1) - 1))))
+    normal = e.b.bitcast(e.b.and_(carried, splat(e, I32(-1 << dropped))), x.type)
+    # What is added to it has this distance between its own values.
+    grid = splat(e, F32(1.5 * 2.0 ** (dropped + least_exponent)))
+    subnormal = copysign(e, e.b.fsub(e.b.fadd(x, grid), grid), x)
+    is_subnormal = e.b.fcmp_ordered("<", fabs(e, x), splat(e, F32(2.0**least_exponent)))
+    near = e.b.select(is_subnormal, subnormal, normal)
+    return e.b.select(e.b.fcmp_unordered("uno", x, x), x, near)
+
+
 FLOATS: dict[torch.dtype, type[FloatRow | BFloat16Row | Float16Row]] = {
     torch.float32: FloatRow,
     torch.bfloat16: BFloat16Row,
     torch.float16: Float16Row,
 }
 """Types that kernels read and write."""
+STORED: dict[torch.dtype, type[FloatRow | BFloat16Row | Float16Row | CachedE4M3Row]] = {
+    **FLOATS,
+    torch.float8_e4m3fn: CachedE4M3Row,
+}
+"""The same and FP8, as caches hold them."""

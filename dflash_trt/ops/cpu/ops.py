@@ -12,10 +12,10 @@ from dflash_trt.ops.cpu.activation import swiglu
 from dflash_trt.ops.cpu.attention import attention
 from dflash_trt.ops.cpu.linear import linear as linear_kernel
 from dflash_trt.ops.cpu.norm import rms_norm
+from dflash_trt.ops.cpu.quantize import rounded_to_fp8, rounded_to_nvfp4
 from dflash_trt.ops.cpu.rotary import rotary_embedding, write_cache
 from dflash_trt.ops.torch_ops import TorchOps
-from dflash_trt.quantization.fp8 import FP8Tensor, encode_fp8
-from dflash_trt.quantization.nvfp4 import fake_quantize_nvfp4
+from dflash_trt.quantization.fp8 import FP8Tensor
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,13 @@ class CPUOps(TorchOps):
         weight, input_scale = linear.weight, linear.input_scale
         if input_scale is not None and self.ranks.size > 1:
             return super().linear(x, linear)
-        rows, scale = x if x.dtype == torch.float32 else x.float(), None
-        if input_scale is not None:
-            if isinstance(weight, FP8Tensor):
-                rows, scale = encode_fp8(rows, input_scale).float(), input_scale
-            else:
-                rows = fake_quantize_nvfp4(rows, input_scale)
+        scale = None
+        if input_scale is None:
+            rows = x if x.dtype == torch.float32 else x.float()
+        elif isinstance(weight, FP8Tensor):
+            rows, scale = rounded_to_fp8(x, input_scale), input_scale
+        else:
+            rows = rounded_to_nvfp4(x, input_scale)
         y = linear_kernel(rows, weight, scale)
         if linear.bias is not None:
             y.add_(linear.bias)
@@ -62,8 +63,6 @@ class CPUOps(TorchOps):
         return rotary_embedding(x, rotary)
 
     def kv_cache_update(self, cache: LayerCache, keys: Tensor, values: Tensor, span: Span) -> LayerCache:
-        if cache.key_scale is not None:
-            return super().kv_cache_update(cache, keys, values, span)
         write_cache(cache, keys, values, span)
         return cache
 

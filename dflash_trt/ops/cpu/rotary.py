@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch
 from torch import Tensor
 
 from dflash_trt.ops.base import LayerCache, RotaryTable, Span
-from dflash_trt.ops.cpu.formats import FLOATS
+from dflash_trt.ops.cpu.formats import FLOATS, STORED, Row
 from dflash_trt.ops.cpu.kernel import F32, I64, Emitter, Kernel, Value, compiled
-from dflash_trt.ops.cpu.vector import WIDTH, chunks, fma, splat, total
+from dflash_trt.ops.cpu.vector import chunks, fma, splat, total
 
 _SMALL = 1 << 15
 """Numbers that one thread is done with before another one is awake; torch's own grain."""
 _BATCH, _HEADS, _ROWS = range(2, 5)
 _X, _X_BATCH, _X_HEAD, _X_ROW, _COS, _SIN, _OUT = range(5, 12)
 _KEYS, _VALUES, _K_BATCH, _K_HEAD, _K_ROW, _V_BATCH, _V_HEAD, _V_ROW, _KEY_CACHE, _VALUE_CACHE = range(5, 15)
-_SLOT, _HEAD, _SLOTS, _POSITIONS = range(15, 19)
+_SLOT, _HEAD, _SLOTS, _POSITIONS, _KEY_SCALE, _VALUE_SCALE = range(15, 21)
 
 
 def rotary_embedding(x: Tensor, rows: RotaryTable) -> Tensor:
@@ -33,16 +34,17 @@ def rotary_embedding(x: Tensor, rows: RotaryTable) -> Tensor:
 
 
 def write_cache(cache: LayerCache, keys: Tensor, values: Tensor, span: Span) -> None:
-    """Keys and values [B, KV heads, T, d] to the span's rows of a cache of their type.
+    """Keys and values [B, KV heads, T, d] to the span's rows of a cache of their type, or one of FP8 with its scales.
 
     Where a head's are not finite, its key becomes NaN and its value zero.
     """
     batch, heads, count, size = keys.shape
     keys, values = (part if part.stride(3) == 1 else part.contiguous() for part in (keys, values))
-    _cache_kernel(keys.dtype, size)(
+    scales = (0 if scale is None else scale.data_ptr() for scale in (cache.key_scale, cache.value_scale))
+    _cache_kernel(keys.dtype, cache.keys.dtype, size)(
         _threads(keys), batch, heads, count, keys.data_ptr(), values.data_ptr(), *keys.stride()[:3],
         *values.stride()[:3], cache.keys.data_ptr(), cache.values.data_ptr(), *cache.keys.stride()[:2],
-        span.slots.data_ptr(), span.positions.data_ptr(),
+        span.slots.data_ptr(), span.positions.data_ptr(), *scales,
     )  # fmt: skip
 
 
@@ -56,8 +58,9 @@ def _rotary_kernel(dtype: torch.dtype, size: int) -> Kernel:
 
 
 @cache
-def _cache_kernel(dtype: torch.dtype, size: int) -> Kernel:
-    return compiled(lambda e: _write_cache(e, dtype, size), f"cache_{dtype}_{size}".replace("torch.", ""))
+def _cache_kernel(dtype: torch.dtype, cached: torch.dtype, size: int) -> Kernel:
+    name = f"cache_{dtype}_{cached}_{size}".replace("torch.", "")
+    return compiled(lambda e: _write_cache(e, dtype, cached, size), name)
 
 
 def _write_rotary(e: Emitter, dtype: torch.dtype, size: int) -> None:
@@ -77,8 +80,11 @@ def _write_rotary(e: Emitter, dtype: torch.dtype, size: int) -> None:
                 held(e.at(out, e.i64(half), bytes_)).write(e, start, fma(e, b, c, e.b.fmul(a, s)), mask)
 
 
-def _write_cache(e: Emitter, dtype: torch.dtype, size: int) -> None:
-    held, bytes_ = FLOATS[dtype], dtype.itemsize
+def _write_cache(e: Emitter, dtype: torch.dtype, cached: torch.dtype, size: int) -> None:
+    given, bytes_, cached_bytes = FLOATS[dtype], dtype.itemsize, cached.itemsize
+    divisors = [None, None]
+    if cached != dtype:
+        divisors = [splat(e, e.load(e.pointer(index), F32)) for index in (_KEY_SCALE, _VALUE_SCALE)]
     heads, count = e.argument(_HEADS), e.argument(_ROWS)
     with e.units(e.i64(8), e.b.mul(e.argument(_BATCH), count)) as (first, end), e.loop(first, end, e.i64(1)) as row:
         sequence, t = e.b.sdiv(row, count), e.b.srem(row, count)
@@ -87,19 +93,30 @@ def _write_cache(e: Emitter, dtype: torch.dtype, size: int) -> None:
         with e.loop(e.i64(0), heads, e.i64(1)) as head:
             place = e.b.add(e.b.mul(slot, e.argument(_SLOT)), e.b.mul(head, e.argument(_HEAD)))
             place = e.b.add(place, e.b.mul(position, e.i64(size)))
-            key = held(e.at(e.pointer(_KEYS), _offset(e, (sequence, head, t), _K_BATCH), bytes_))
-            value = held(e.at(e.pointer(_VALUES), _offset(e, (sequence, head, t), _V_BATCH), bytes_))
-            key_out, value_out = (held(e.at(e.pointer(index), place, bytes_)) for index in (_KEY_CACHE, _VALUE_CACHE))
-            zero = splat(e, F32(0.0), WIDTH)
-            marks = e.variable(zero)
-            for start, mask in chunks(e, size):
-                for part in (key, value):
-                    e.b.store(fma(e, part.read(e, start, mask), zero, e.b.load(marks)), marks)
-            mark = splat(e, total(e, e.b.load(marks)))
+            key = given(e.at(e.pointer(_KEYS), _offset(e, (sequence, head, t), _K_BATCH), bytes_))
+            value = given(e.at(e.pointer(_VALUES), _offset(e, (sequence, head, t), _V_BATCH), bytes_))
+            zero = splat(e, F32(0.0))
+            mark = _mark(e, (key, value), size)
             is_finite = e.b.fcmp_ordered("==", mark, zero)
-            for start, mask in chunks(e, size):
-                key_out.write(e, start, e.b.select(is_finite, key.read(e, start, mask), mark), mask)
-                value_out.write(e, start, e.b.select(is_finite, value.read(e, start, mask), zero), mask)
+            for part, lost, divisor, index in (
+                (key, mark, divisors[0], _KEY_CACHE),
+                (value, zero, divisors[1], _VALUE_CACHE),
+            ):
+                out = STORED[cached](e.at(e.pointer(index), place, cached_bytes))
+                for start, mask in chunks(e, size):
+                    x = part.read(e, start, mask)
+                    x = x if divisor is None else e.b.fdiv(x, divisor)
+                    out.write(e, start, e.b.select(is_finite, x, lost), mask)
+
+
+def _mark(e: Emitter, parts: Sequence[Row], size: int) -> Value:
+    """Zero, or NaN where one of the rows is not finite, 16 times."""
+    zero = splat(e, F32(0.0))
+    sums = e.variable(zero)
+    for start, mask in chunks(e, size):
+        for part in parts:
+            e.b.store(fma(e, part.read(e, start, mask), zero, e.b.load(sums)), sums)
+    return splat(e, total(e, e.b.load(sums)))
 
 
 def _offset(e: Emitter, places: tuple[Value, Value, Value], first: int) -> Value:

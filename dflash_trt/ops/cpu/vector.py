@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, reduce
 
 import llvmlite.binding as llvm
@@ -83,6 +83,33 @@ def larger_of(e: Emitter, vectors: Sequence[Value]) -> Value:
     return reduce(lambda a, b: e.call(f"llvm.maximum.v{a.type.count}f32", a, b), vectors)
 
 
+def fabs(e: Emitter, x: Value) -> Value:
+    """|x|."""
+    return e.call(f"llvm.fabs.v{x.type.count}f32", x)
+
+
+def copysign(e: Emitter, x: Value, sign: Value) -> Value:
+    """|x| with the signs of another vector."""
+    return e.call(f"llvm.copysign.v{x.type.count}f32", x, sign)
+
+
+def smaller(e: Emitter, x: Value, most: float) -> Value:
+    """min(x, most), NaN where x is."""
+    limit = splat(e, F32(most), x.type.count)
+    return e.b.select(e.b.fcmp_ordered(">", x, limit), limit, x)
+
+
+def larger(e: Emitter, x: Value, least: float) -> Value:
+    """max(x, least), NaN where x is."""
+    limit = splat(e, F32(least), x.type.count)
+    return e.b.select(e.b.fcmp_ordered("<", x, limit), limit, x)
+
+
+def clipped(e: Emitter, x: Value, limit: float) -> Value:
+    """x within -limit and limit, NaN where x is."""
+    return larger(e, smaller(e, x, limit), -limit)
+
+
 def chunks(e: Emitter, size: int) -> Iterator[tuple[Value, Value | None]]:
     """Starts of `WIDTH` of `size` numbers, and which of them there are where not all."""
     whole = size // WIDTH * WIDTH
@@ -91,6 +118,21 @@ def chunks(e: Emitter, size: int) -> Iterator[tuple[Value, Value | None]]:
             yield start, None
     if size > whole:
         yield e.i64(whole), ir.Constant(vector(I1), [int(place < size - whole) for place in range(WIDTH)])
+
+
+_ELEMENTS = 1 << 12
+"""Numbers that a thread takes at once."""
+
+
+def elementwise(e: Emitter, count: Value, write: Callable[[Value, Value | None], None]) -> None:
+    """`write` for the start of every `WIDTH` of `count` numbers, and which of them there are where not all."""
+    with e.units(e.i64(_ELEMENTS), count) as (first, end):
+        left = e.b.and_(e.b.sub(end, first), e.i64(WIDTH - 1))
+        whole = e.b.sub(end, left)
+        with e.loop(first, whole, e.i64(WIDTH)) as start:
+            write(start, None)
+        with e.b.if_then(e.b.icmp_signed(">", left, e.i64(0))):
+            write(whole, tail_mask(e, left))
 
 
 def _folded(e: Emitter, x: Value, join: object) -> Value:
@@ -120,7 +162,7 @@ def store(e: Emitter, value: Value, address: Value, mask: Value | None = None) -
     if mask is None:
         e.store(value, address)
         return
-    kind = {I16: "i16", F32: "f32"}[value.type.element]
+    kind = {I8: "i8", I16: "i16", F32: "f32"}[value.type.element]
     e.call(f"llvm.masked.store.v16{kind}.p0", value, address, I32(1), mask, returns=ir.VoidType())
 
 

@@ -45,3 +45,21 @@ def test_writing_a_cache(dtype: torch.dtype, size: int) -> None:
         expected_values[slot, head, position] = 0
     torch.testing.assert_close(cache.keys, expected_keys, rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(cache.values, expected_values, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [8, 40, 64])
+def test_writing_a_cache_of_fp8(dtype: torch.dtype, size: int) -> None:
+    keys, values = (100 * torch.randn(2, 3, 5, size).to(dtype).transpose(1, 2) for _ in range(2))
+    keys[1, 0, 2, 3], values[0, 1, 2, 5] = float("inf"), float("nan")
+    keys[0, 0, 0, :4] = torch.tensor([0.0, -0.0, 1e4, -1e4])
+    where = span([4, 9], 3, [2, 0])
+    shape, scales = (3, 5, 20, size), (torch.tensor(0.31), torch.tensor(0.017))
+    caches = [LayerCache(*(torch.zeros(shape, dtype=torch.float8_e4m3fn) for _ in range(2)), *scales) for _ in range(2)]
+    write_cache(caches[0], keys, values, where)
+    TorchOps().kv_cache_update(caches[1], keys, values, where)
+    for part in ("keys", "values"):
+        actual, expected = (getattr(cache, part) for cache in caches)
+        torch.testing.assert_close(actual.float(), expected.float(), rtol=0, atol=0, equal_nan=True)
+    codes = caches[0].keys[2, 0, 4, :4].view(torch.uint8).tolist()
+    assert codes == [0x00, 0x80, 0x7E, 0xFE]
