@@ -21,6 +21,7 @@ from rich.progress import (
 
 if TYPE_CHECKING:
     from dflash_trt.engine.rank_builders import RankProgress
+    from dflash_trt.runtime.llm import LLM
 
 
 @contextmanager
@@ -35,6 +36,15 @@ def count_progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
     """A bar over `total` things; yields what advances it."""
     with _bar(what, total, MofNCompleteColumn()) as advance:
         yield advance
+
+
+def measure_passes(llm: LLM) -> None:
+    """Measure what passes take here, which a window that adapts needs to know, unless that is remembered."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("measuring passes on this machine, once", total=None, visible=False)
+        llm.pass_costs(lambda done, total: progress.update(task, completed=done, total=total, visible=True))
 
 
 @contextmanager

@@ -135,6 +135,7 @@ def run(
     **sampling: Any,
 ) -> None:
     """Decode prompts, all together, and say what speculation did."""
+    from dflash_trt.cli.progress import measure_passes
     from dflash_trt.runtime.llm import LLM
     from dflash_trt.runtime.sampling import SamplingParams
 
@@ -148,7 +149,10 @@ def run(
     params = SamplingParams(max_tokens=max_output_len, structured_outputs=form, **sampling)
     with LLM(engine_dir, device=device, proposer=proposer) as llm:
         encoded = _encode(llm, prompts, None if raw_prompt else chat_template_kwargs)
-        generation = _decode(llm.stream(encoded, params, verify_window=1 if no_speculation else verify_window))
+        window = 1 if no_speculation else verify_window
+        if window is None:
+            measure_passes(llm)
+        generation = _decode(llm.stream(encoded, params, verify_window=window))
     if output_format == "json":
         click.echo(json.dumps(as_json(prompts, generation), ensure_ascii=False))
     else:

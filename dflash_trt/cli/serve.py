@@ -102,6 +102,7 @@ def serve(
     device: str | None,
 ) -> None:
     """Serve an engine by OpenAI's API until SIGTERM or Ctrl-C."""
+    from dflash_trt.cli.progress import measure_passes
     from dflash_trt.runtime.llm import LLM
     from dflash_trt.serving.app import create_app
     from dflash_trt.serving.server import bind
@@ -125,6 +126,8 @@ def serve(
     )
     # Before the engine is loaded, which may take minutes.
     with bind(host, port) as bound, LLM(engine_dir, device=device, proposer=proposer) as llm:
+        if verify_window is None:
+            measure_passes(llm)
         app = create_app(llm, settings)
         defaults = ", ".join(f"{name} {value}" for name, value in app.state.service.defaults.items())
         click.echo(f"where a request does not say: {defaults}", err=True)

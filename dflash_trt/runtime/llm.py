@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -20,7 +20,7 @@ from dflash_trt.runtime.grammar import GrammarMask
 from dflash_trt.runtime.grammar_compiler import GrammarCompiler
 from dflash_trt.runtime.lark import Lark
 from dflash_trt.runtime.launch import open_executor
-from dflash_trt.runtime.pass_costs import PassCosts, costs_file
+from dflash_trt.runtime.pass_costs import PassCosts, costs_file, measure, remember, remembered
 from dflash_trt.runtime.proposer import ProposerName
 from dflash_trt.runtime.request import Request
 from dflash_trt.runtime.sampling import SamplingParams
@@ -56,8 +56,8 @@ class LLM:
         self.executor: Executor
         self.executor, end = open_executor(self.engine, device, proposer)
         self._end = weakref.finalize(self, end)
-        self._costs = PassCosts(costs_file(self.engine, proposer))
-        self._remember = weakref.finalize(self, self._costs.save)
+        self._costs_file = costs_file(self.engine, proposer)
+        self._costs: PassCosts | None = None
         self._compiler: GrammarCompiler | None = None
         self._compiler_lock = Lock()
         self.slots_used_by: Scheduler | None = None
@@ -68,7 +68,6 @@ class LLM:
 
         It is not to be used after that.
         """
-        self._remember()
         self._end()
 
     def __enter__(self) -> LLM:
@@ -136,7 +135,21 @@ class LLM:
             UserError: it is not 1 to the block size.
         """
         window = self._checked_window(verify_window)
-        return AdaptiveWindow(self.executor.max_window, self._costs) if window is None else FixedWindow(window)
+        return FixedWindow(window) if window else AdaptiveWindow(self.executor.max_window, self.pass_costs())
+
+    def pass_costs(self, on_progress: Callable[[int, int], None] = lambda done, total: None) -> PassCosts:
+        """What decode steps of this engine take on this machine: remembered, or measured now.
+
+        Args:
+            on_progress: told how much of it is measured, which takes seconds and overwrites what is in slots.
+        """
+        if self._costs is None:
+            self._costs = remembered(self._costs_file)
+        if self._costs is None:
+            self.slots_used_by = None
+            self._costs = measure(self.executor, on_progress)
+            remember(self._costs, self._costs_file)
+        return self._costs
 
     def encode_chat(self, messages: Sequence[Message], /, **template_arguments: Any) -> list[int]:
         """The token ids of a conversation, up to where the assistant answers.

@@ -56,7 +56,7 @@ class Scheduler:
         reuse_prefixes: keep the caches of what has ended while its slot is not needed, and start a prompt after the
             tokens that it shares with the most similar of these, or of what is running. Both caches have one length,
             so that a drafter guesses as well as after a prompt that was run.
-        clock: what deadlines are told by and steps are timed with, in seconds.
+        clock: what deadlines are told by, in seconds.
 
     Raises:
         UserError: the executor has not so many slots.
@@ -247,11 +247,10 @@ class Scheduler:
             )
         self.target_passes += 1
         windows = self._windows.choose(self.running)
-        started = self._clock()
         blocks = decode(self._executor, self.running, self._sampling, windows)
         verified = [block.draft_len + 1 for block in blocks]
         accepted = [max(0, len(block.tokens) - 1) for block in blocks]
-        self._windows.observe(self.running, verified, accepted, self._clock() - started)
+        self._windows.observe(self.running, verified, accepted)
         self.window = max(verified)
         emissions = []
         for request, block in zip(self.running, blocks, strict=True):
