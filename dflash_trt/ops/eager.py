@@ -6,9 +6,11 @@ import logging
 from functools import cache
 
 import torch
+from torch import Tensor
 
 from dflash_trt.ops.ranks import ALONE, Ranks
 from dflash_trt.ops.torch_ops import TorchOps
+from dflash_trt.plugins import noise
 
 _LOG = logging.getLogger(__name__)
 
@@ -26,6 +28,16 @@ def eager_ops(
     from dflash_trt.ops.cpu.ops import CPUOps
 
     return CPUOps(quantizes_activations=quantizes_activations, ranks=ranks)
+
+
+def gumbel(seeds: Tensor, positions: Tensor, tokens: int, dtype: torch.dtype, first: int = 0) -> Tensor:
+    """See `plugins.noise.gumbel`: the same bits everywhere."""
+    if seeds.device.type != "cpu" or not _has_kernels():
+        of_torch: Tensor = noise.gumbel(seeds, positions, tokens, dtype, first)
+        return of_torch
+    from dflash_trt.ops.cpu.noise import gumbel
+
+    return gumbel(seeds, positions, tokens, dtype, first)
 
 
 @cache

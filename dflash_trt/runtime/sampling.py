@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from dflash_trt.plugins.noise import gumbel
+from dflash_trt.ops.eager import gumbel
 from dflash_trt.runtime.row_edits import RowEdit
 from dflash_trt.runtime.sampling_params import SamplingParams as SamplingParams
 

@@ -22,7 +22,7 @@ from llvmlite import ir
 from dflash_trt.ops.cpu.code_cache import code_file, read_code, write_code
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
-F16, F32 = ir.HalfType(), ir.FloatType()
+F16, F32, F64 = ir.HalfType(), ir.FloatType(), ir.DoubleType()
 POINTER = ir.PointerType()
 
 Value = Any
